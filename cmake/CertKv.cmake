@@ -1,0 +1,163 @@
+# The helpers every folder's CMakeLists.txt is written with:
+#
+#   certkv_library(kernels_bounds SOURCES a.cc HEADERS a.h DEPS kernels_core absl::status)
+#   certkv_test(bounds_test SOURCES a_test.cc DEPS kernels_bounds [LABELS unit] [TIMEOUT 120])
+#   certkv_proto(kvstore_proto PROTOS certkv/kvstore/v1/kvstore.proto GRPC DEPS type_proto)
+#   certkv_binary(certkv-gate SOURCES main.cc DEPS services_gate)
+#
+# Lists are written by hand and sorted. Includes start at the repository root.
+
+include(GoogleTest)
+
+function(certkv_parse_ prefix options one_value multi_value)
+  cmake_parse_arguments(PARSED "${options}" "${one_value}" "${multi_value}" ${ARGN})
+  if(PARSED_UNPARSED_ARGUMENTS)
+    message(FATAL_ERROR "${prefix}: unknown arguments '${PARSED_UNPARSED_ARGUMENTS}'; "
+                        "known are ${options} ${one_value} ${multi_value}")
+  endif()
+  certkv_existing_(PARSED_SOURCES ${PARSED_SOURCES})
+  certkv_existing_(PARSED_HEADERS ${PARSED_HEADERS})
+  foreach(name IN LISTS options one_value multi_value)
+    set(ARG_${name} "${PARSED_${name}}" PARENT_SCOPE)
+  endforeach()
+endfunction()
+
+# Drops listed files that do not exist yet, with a warning, while folders are being written.
+function(certkv_existing_ variable)
+  set(existing)
+  foreach(file IN LISTS ARGN)
+    if(EXISTS "${CMAKE_CURRENT_SOURCE_DIR}/${file}")
+      list(APPEND existing "${file}")
+    else()
+      message(WARNING "${CMAKE_CURRENT_SOURCE_DIR}/${file} is listed but missing; left out")
+    endif()
+  endforeach()
+  set(${variable} "${existing}" PARENT_SCOPE)
+endfunction()
+
+# Compiles each header alone, as part of target `check_headers` (`./dev lint`).
+function(certkv_check_headers_ target)
+  if(NOT ARGN)
+    return()
+  endif()
+  set(units)
+  foreach(header IN LISTS ARGN)
+    file(RELATIVE_PATH path "${CMAKE_SOURCE_DIR}" "${CMAKE_CURRENT_SOURCE_DIR}/${header}")
+    set(unit "${CMAKE_BINARY_DIR}/check_headers/${path}.cc")
+    file(CONFIGURE OUTPUT "${unit}" CONTENT "#include \"${path}\"\n" @ONLY)
+    list(APPEND units "${unit}")
+  endforeach()
+  add_library(${target}_headers OBJECT EXCLUDE_FROM_ALL ${units})
+  target_link_libraries(${target}_headers PRIVATE ${target})
+  target_compile_options(${target}_headers PRIVATE -O0 -g0)
+  set_property(GLOBAL APPEND PROPERTY CERTKV_HEADER_TARGETS ${target}_headers)
+endfunction()
+
+# A static library; an interface library when it has no SOURCES. DEPS are public.
+function(certkv_library target)
+  certkv_parse_("certkv_library(${target})" "" "" "SOURCES;HEADERS;DEPS" ${ARGN})
+  if(ARG_SOURCES)
+    add_library(${target} STATIC ${ARG_SOURCES} ${ARG_HEADERS})
+    set(scope PUBLIC)
+  else()
+    add_library(${target} INTERFACE ${ARG_HEADERS})
+    set(scope INTERFACE)
+  endif()
+  target_include_directories(${target} ${scope} "${CMAKE_SOURCE_DIR}")
+  target_link_libraries(${target} ${scope} ${ARG_DEPS})
+  certkv_check_headers_(${target} ${ARG_HEADERS})
+endfunction()
+
+# An executable in <build>/bin.
+function(certkv_binary target)
+  certkv_parse_("certkv_binary(${target})" "" "" "SOURCES;HEADERS;DEPS" ${ARGN})
+  add_executable(${target} ${ARG_SOURCES} ${ARG_HEADERS})
+  target_include_directories(${target} PRIVATE "${CMAKE_SOURCE_DIR}")
+  target_link_libraries(${target} PRIVATE ${ARG_DEPS})
+endfunction()
+
+# A GoogleTest program in <build>/test_bin, each of its tests registered with ctest.
+# Tests run with the repository root as working directory. TIMEOUT is in seconds, for one test.
+function(certkv_test target)
+  certkv_parse_("certkv_test(${target})" "" "TIMEOUT" "SOURCES;HEADERS;DEPS;LABELS" ${ARGN})
+  if(NOT ARG_TIMEOUT)
+    set(ARG_TIMEOUT 120)
+  endif()
+  if(NOT ARG_LABELS)
+    set(ARG_LABELS unit)
+  endif()
+  add_executable(${target} ${ARG_SOURCES} ${ARG_HEADERS})
+  set_target_properties(${target} PROPERTIES
+                        RUNTIME_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}/test_bin")
+  target_include_directories(${target} PRIVATE "${CMAKE_SOURCE_DIR}")
+  target_link_libraries(${target} PRIVATE ${ARG_DEPS} GTest::gmock_main)
+  string(CONCAT environment
+         "UBSAN_OPTIONS=print_stacktrace=1;"
+         "TSAN_OPTIONS=suppressions=${CMAKE_SOURCE_DIR}/cmake/tsan_suppressions.txt")
+  gtest_discover_tests(${target}
+                       DISCOVERY_MODE PRE_TEST
+                       DISCOVERY_TIMEOUT 60
+                       WORKING_DIRECTORY "${CMAKE_SOURCE_DIR}"
+                       PROPERTIES TIMEOUT ${ARG_TIMEOUT} LABELS "${ARG_LABELS}"
+                                  ENVIRONMENT "${environment}")
+endfunction()
+
+# A library of generated code; PROTOS are relative to proto/, and so are the includes:
+# #include "certkv/kvstore/v1/kvstore.pb.h". GRPC adds the services (kvstore.grpc.pb.h).
+function(certkv_proto target)
+  certkv_parse_("certkv_proto(${target})" "GRPC" "" "PROTOS;DEPS" ${ARGN})
+  set(proto_root "${CMAKE_SOURCE_DIR}/proto")
+  set(generated_root "${CMAKE_BINARY_DIR}/generated/proto")
+  file(MAKE_DIRECTORY "${generated_root}")
+  set(sources)
+  foreach(proto IN LISTS ARG_PROTOS)
+    string(REGEX REPLACE "\\.proto$" "" stem "${proto}")
+    set(outputs "${generated_root}/${stem}.pb.cc" "${generated_root}/${stem}.pb.h")
+    set(grpc_arguments)
+    if(ARG_GRPC)
+      list(APPEND outputs "${generated_root}/${stem}.grpc.pb.cc"
+                          "${generated_root}/${stem}.grpc.pb.h")
+      set(grpc_arguments "--grpc_out=generate_mock_code=false:${generated_root}"
+                         "--plugin=protoc-gen-grpc=${CERTKV_GRPC_CPP_PLUGIN}")
+    endif()
+    # The depfile makes an edit of an imported .proto regenerate this one.
+    set(depfile "${generated_root}/${stem}.pb.d")
+    get_filename_component(folder "${depfile}" DIRECTORY)
+    file(MAKE_DIRECTORY "${folder}")
+    add_custom_command(
+      OUTPUT ${outputs}
+      COMMAND protobuf::protoc "--proto_path=${proto_root}" "--cpp_out=${generated_root}"
+              ${grpc_arguments} "--dependency_out=${depfile}" "${proto_root}/${proto}"
+      DEPENDS "${proto_root}/${proto}" protobuf::protoc
+      DEPFILE "${depfile}"
+      COMMENT "protoc ${proto}"
+      VERBATIM)
+    list(APPEND sources ${outputs})
+  endforeach()
+  add_library(${target} STATIC ${sources})
+  target_include_directories(${target} SYSTEM PUBLIC "${generated_root}")
+  target_compile_options(${target} PRIVATE -w -O1)
+  target_link_libraries(${target} PUBLIC ${ARG_DEPS} protobuf::libprotobuf)
+  if(ARG_GRPC)
+    target_link_libraries(${target} PUBLIC gRPC::grpc++)
+  endif()
+endfunction()
+
+# Called once, after all folders: the collecting targets and the summary.
+function(certkv_finish)
+  get_property(header_targets GLOBAL PROPERTY CERTKV_HEADER_TARGETS)
+  add_custom_target(check_headers)
+  if(header_targets)
+    add_dependencies(check_headers ${header_targets})
+  endif()
+  string(CONCAT summary
+         "CertKV ${PROJECT_VERSION}, ${CMAKE_BUILD_TYPE}\n"
+         "   compiler   ${CMAKE_CXX_COMPILER_ID} ${CMAKE_CXX_COMPILER_VERSION}\n"
+         "   sanitizers ${CERTKV_SANITIZE}\n"
+         "   ccache     ${CERTKV_CCACHE}\n"
+         "   gRPC       ${certkv_grpc_version}, Protobuf ${Protobuf_VERSION}\n"
+         "   Abseil     ${absl_VERSION}, Boost ${Boost_VERSION}\n"
+         "   CUDA       ${certkv_cuda_summary}\n"
+         "   NCCL       ${certkv_nccl_summary}")
+  message(STATUS "${summary}")
+endfunction()

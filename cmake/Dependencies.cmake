@@ -1,0 +1,54 @@
+# Libraries CertKV is built on (Debian 12's packages; `./dev` installs them).
+# After this file: absl::*, gRPC::grpc++, gRPC::grpc++_reflection, protobuf::libprotobuf,
+# Boost::headers, yaml-cpp, nlohmann_json::nlohmann_json, OpenSSL::Crypto, OpenSSL::SSL,
+# xxhash::xxhash, Threads::Threads, GTest::gmock_main, benchmark::benchmark.
+
+set(THREADS_PREFER_PTHREAD_FLAG ON)
+find_package(Threads REQUIRED)
+find_package(PkgConfig REQUIRED)
+find_package(absl CONFIG REQUIRED)
+find_package(OpenSSL 3.0 REQUIRED)
+find_package(Protobuf 3.21 REQUIRED)
+find_package(Boost 1.74 REQUIRED)
+find_package(yaml-cpp CONFIG REQUIRED)
+find_package(nlohmann_json 3.11 CONFIG REQUIRED)
+find_package(GTest CONFIG REQUIRED)
+find_package(benchmark CONFIG REQUIRED)
+
+pkg_check_modules(XXHASH REQUIRED IMPORTED_TARGET libxxhash)
+add_library(xxhash::xxhash ALIAS PkgConfig::XXHASH)
+
+find_package(gRPC CONFIG QUIET)
+if(gRPC_FOUND)
+  set(certkv_grpc_version "${gRPC_VERSION}")
+else()
+  pkg_check_modules(GRPCPP REQUIRED IMPORTED_TARGET grpc++)
+  set(certkv_grpc_version "${GRPCPP_VERSION} (pkg-config)")
+  find_library(CERTKV_GRPCPP_REFLECTION grpc++_reflection REQUIRED)
+  add_library(gRPC::grpc++ ALIAS PkgConfig::GRPCPP)
+  add_library(gRPC::grpc++_reflection INTERFACE IMPORTED)
+  target_link_libraries(gRPC::grpc++_reflection INTERFACE "${CERTKV_GRPCPP_REFLECTION}"
+                                                          PkgConfig::GRPCPP)
+endif()
+find_program(CERTKV_GRPC_CPP_PLUGIN grpc_cpp_plugin REQUIRED)
+
+# CUDA and NCCL are looked for, so that the summary tells what the machine has; nothing needs them.
+find_program(CERTKV_NVCC nvcc HINTS "$ENV{CUDA_HOME}/bin" /usr/local/cuda/bin)
+set(certkv_cuda_summary "not found (not needed)")
+if(CERTKV_NVCC)
+  execute_process(COMMAND "${CERTKV_NVCC}" --version OUTPUT_VARIABLE certkv_nvcc_text
+                  ERROR_QUIET RESULT_VARIABLE certkv_nvcc_result)
+  if(certkv_nvcc_result EQUAL 0 AND certkv_nvcc_text MATCHES "release [0-9.]+, V([0-9.]+)")
+    set(certkv_cuda_summary "${CMAKE_MATCH_1}, ${CERTKV_NVCC} (not used yet)")
+  else()
+    set(certkv_cuda_summary "${CERTKV_NVCC} does not run (not needed)")
+  endif()
+endif()
+find_path(CERTKV_NCCL_INCLUDE nccl.h HINTS "$ENV{CUDA_HOME}/include" /usr/local/cuda/include)
+find_library(CERTKV_NCCL_LIBRARY nccl HINTS "$ENV{CUDA_HOME}/lib64" /usr/local/cuda/lib64)
+set(certkv_nccl_summary "not found (not needed)")
+if(CERTKV_NCCL_INCLUDE AND CERTKV_NCCL_LIBRARY)
+  set(certkv_nccl_summary "${CERTKV_NCCL_LIBRARY} (not used yet)")
+endif()
+mark_as_advanced(CERTKV_CCACHE CERTKV_GRPC_CPP_PLUGIN CERTKV_NVCC CERTKV_NCCL_INCLUDE
+                 CERTKV_NCCL_LIBRARY)
