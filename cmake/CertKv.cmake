@@ -71,29 +71,40 @@ endfunction()
 # An executable in <build>/bin.
 function(certkv_binary target)
   certkv_parse_("certkv_binary(${target})" "" "" "SOURCES;HEADERS;DEPS" ${ARGN})
+  if(NOT ARG_SOURCES)
+    message(WARNING "${target} has no sources; left out")
+    return()
+  endif()
   add_executable(${target} ${ARG_SOURCES} ${ARG_HEADERS})
   target_include_directories(${target} PRIVATE "${CMAKE_SOURCE_DIR}")
   target_link_libraries(${target} PRIVATE ${ARG_DEPS})
 endfunction()
 
 # A GoogleTest program in <build>/test_bin, each of its tests registered with ctest.
-# Tests run with the repository root as working directory. TIMEOUT is in seconds, for one test.
+# Tests run with the repository root as working directory. TIMEOUT is in seconds, for one test;
+# LABELS takes one label (gtest_discover_tests keeps only the first of a list).
 function(certkv_test target)
-  certkv_parse_("certkv_test(${target})" "" "TIMEOUT" "SOURCES;HEADERS;DEPS;LABELS" ${ARGN})
+  certkv_parse_("certkv_test(${target})" "" "TIMEOUT;LABELS" "SOURCES;HEADERS;DEPS" ${ARGN})
   if(NOT ARG_TIMEOUT)
     set(ARG_TIMEOUT 120)
   endif()
   if(NOT ARG_LABELS)
     set(ARG_LABELS unit)
   endif()
+  if(NOT ARG_SOURCES)
+    message(WARNING "${target} has no sources; left out")
+    return()
+  endif()
   add_executable(${target} ${ARG_SOURCES} ${ARG_HEADERS})
   set_target_properties(${target} PROPERTIES
                         RUNTIME_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}/test_bin")
   target_include_directories(${target} PRIVATE "${CMAKE_SOURCE_DIR}")
   target_link_libraries(${target} PRIVATE ${ARG_DEPS} GTest::gmock_main)
-  string(CONCAT environment
-         "UBSAN_OPTIONS=print_stacktrace=1;"
-         "TSAN_OPTIONS=suppressions=${CMAKE_SOURCE_DIR}/cmake/tsan_suppressions.txt")
+  set(environment "UBSAN_OPTIONS=print_stacktrace=1")
+  if(CERTKV_SANITIZE STREQUAL "thread")
+    set(environment
+        "TSAN_OPTIONS=suppressions=${CMAKE_SOURCE_DIR}/cmake/tsan_suppressions.txt")
+  endif()
   gtest_discover_tests(${target}
                        DISCOVERY_MODE PRE_TEST
                        DISCOVERY_TIMEOUT 60
@@ -115,8 +126,9 @@ function(certkv_proto target)
     set(outputs "${generated_root}/${stem}.pb.cc" "${generated_root}/${stem}.pb.h")
     set(grpc_arguments)
     if(ARG_GRPC)
-      list(APPEND outputs "${generated_root}/${stem}.grpc.pb.cc"
-                          "${generated_root}/${stem}.grpc.pb.h")
+      # First in the list, because ninja compares the first output with the depfile's first.
+      list(PREPEND outputs "${generated_root}/${stem}.grpc.pb.cc"
+                           "${generated_root}/${stem}.grpc.pb.h")
       set(grpc_arguments "--grpc_out=generate_mock_code=false:${generated_root}"
                          "--plugin=protoc-gen-grpc=${CERTKV_GRPC_CPP_PLUGIN}")
     endif()
