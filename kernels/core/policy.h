@@ -1,0 +1,85 @@
+// What reads must satisfy, and what is known about a read afterwards: the vocabulary that gate,
+// certifier and clients share. The wire has the same in proto/certkv/type/certificate.proto.
+#ifndef CERTKV_KERNELS_CORE_POLICY_H_
+#define CERTKV_KERNELS_CORE_POLICY_H_
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+
+namespace certkv {
+
+// What a read must satisfy. Defaults are the product's.
+struct Tolerances {
+  float tv_tolerance = 0.2f;      // largest worst_case_tv, [0, 1]
+  float value_tolerance = 0.05f;  // largest value_term / value_radius, >= 0
+  float output_tolerance = 0.0f;  // largest output_error_bound, value units; 0 = no limit
+};
+// Errors: InvalidArgument [TOLERANCE_INVALID], naming field, value and range. NaN fails.
+absl::Status ValidateTolerances(const Tolerances& tolerances);
+
+enum class ReadMode : uint8_t {
+  kEnforce = 1,  // repair, then certified or exact or an error
+  kObserve = 2,  // measure only; outputs say so
+  kExact = 3,    // originals only
+};
+enum class RiskMode : uint8_t {
+  kThreshold = 1,   // each read within tv_tolerance
+  kCumulative = 2,  // also the sum of worst_case_tv within a budget
+};
+// How far up the repair ladder a read went. Ordered.
+enum class Rung : uint8_t { kNone = 1, kValues = 2, kKeys = 3, kHead = 4, kLayer = 5 };
+enum class Outcome : uint8_t {
+  kCertified = 1,  // within every tolerance of its policy lease
+  kExact = 2,      // computed from originals alone
+  kObserved = 3,   // kObserve only: measured, outside tolerance, not repaired
+};
+
+const char* ReadModeName(ReadMode mode);   // "ENFORCE", ...
+const char* RiskModeName(RiskMode mode);   // "THRESHOLD", ...
+const char* RungName(Rung rung);           // "none", "values", ...
+const char* OutcomeName(Outcome outcome);  // "certified", ...
+
+// Gate's permission to decide reads of one request without asking, until it expires.
+struct PolicyLease {
+  std::string request;   // "requests/{request}"
+  int64_t lease_id = 0;  // > 0
+  ReadMode read_mode = ReadMode::kEnforce;
+  Tolerances tolerances;
+  RiskMode risk_mode = RiskMode::kThreshold;
+  double budget_slice = 0;     // kCumulative: how much the sum of worst_case_tv may grow under it
+  int64_t expire_time_ms = 0;  // Unix epoch
+  int64_t policy_version = 0;
+  int64_t sequence = 0;  // rises with every lease of the request
+};
+// Errors: InvalidArgument [POLICY_LEASE_INVALID | TOLERANCE_INVALID].
+absl::Status ValidatePolicyLease(const PolicyLease& lease);
+
+// The record of one read: one query head at one position of one layer.
+struct ReadCertificate {
+  int32_t layer = 0;
+  int32_t query_head = 0;
+  int64_t query_position = 0;
+  float worst_case_tv = 1.0f;       // [0, 1]
+  float value_term = 0.0f;          // sum p^ eta, value units
+  float output_error_bound = 0.0f;  // value units, may be +infinity
+  float value_radius = 0.0f;        // value units
+  Rung rung = Rung::kNone;
+  Outcome outcome = Outcome::kObserved;
+  float first_worst_case_tv = 1.0f;  // of the first read, before any repair
+  int64_t repair_bytes = 0;          // originals re-read for this head
+};
+
+// Do the bounds of `certificate` meet `tolerances`? NaN and infinity never do. The one place where
+// this is decided.
+bool MeetsTolerances(const ReadCertificate& certificate, const Tolerances& tolerances);
+// The same for the tv alone, and for the value and output parts.
+bool MeetsTvTolerance(const ReadCertificate& certificate, const Tolerances& tolerances);
+bool MeetsValueTolerance(const ReadCertificate& certificate, const Tolerances& tolerances);
+bool MeetsOutputTolerance(const ReadCertificate& certificate, const Tolerances& tolerances);
+
+}  // namespace certkv
+
+#endif  // CERTKV_KERNELS_CORE_POLICY_H_

@@ -1,0 +1,55 @@
+// The finishing step: from what Attend emits for one query head to its certificate.
+#ifndef CERTKV_KERNELS_OPS_FINISH_CERTIFICATE_H_
+#define CERTKV_KERNELS_OPS_FINISH_CERTIFICATE_H_
+
+#include <cstdint>
+#include <memory>
+
+#include "absl/status/status.h"
+#include "kernels/ops/backend.h"
+
+namespace certkv {
+
+struct FinishArgs {
+  int32_t atom_count;             // A, >= 1
+  const float* block_lse;         // [A] nats, -infinity = empty atom
+  const float* block_max_logit;   // [A] nats
+  const float* logit_half_width;  // [A] nats
+  int32_t sink_index;             // atom of the sink (c = 0, no value), or -1
+  float value_term;
+  float rounding_term;
+  float value_radius;
+  // The finishing step may stop tightening once the bound is within this; 0 = as tight as it can.
+  float tv_tolerance;
+};
+
+struct Certificate {
+  float worst_case_tv = 1.0f;       // TV*, in [0, 1]
+  float value_term = 0.0f;          // sum p^ eta, value units
+  float output_error_bound = 0.0f;  // value_term + 2 TV* R_v + rounding_term; value units
+  float value_radius = 0.0f;        // R_v
+};
+
+// Scratch of one thread, reused between calls; grows to the largest read seen, then never allocates.
+class FinishWorkspace {
+ public:
+  FinishWorkspace();
+  ~FinishWorkspace();
+  FinishWorkspace(const FinishWorkspace&) = delete;
+  FinishWorkspace& operator=(const FinishWorkspace&) = delete;
+  struct State;
+  State* state() { return state_.get(); }
+
+ private:
+  std::unique_ptr<State> state_;
+};
+
+// kReference: double, exact enumeration of heavy atoms at tolerance 0. kCpu: buckets, no sort.
+// Anything that can't be computed gives worst_case_tv 1 and infinite bounds, never less.
+// Errors: InvalidArgument [FINISH_ARGS_INVALID].
+absl::Status FinishCertificate(Backend backend, const FinishArgs& args, FinishWorkspace* workspace,
+                               Certificate* certificate);
+
+}  // namespace certkv
+
+#endif  // CERTKV_KERNELS_OPS_FINISH_CERTIFICATE_H_
