@@ -22,9 +22,9 @@ uint64_t Mix(uint64_t x) {  // splitmix64 finalizer (Steele, Lea, Flood 2014)
 BlockKey ComputeBlockKey(const BlockKeyContext& context, const BlockKey& parent,
                          absl::Span<const int32_t> token_ids, absl::string_view extra_keys) {
   CERTKV_CHECK(!token_ids.empty(), "a block holds tokens");
-  CERTKV_CHECK(context.tenant_salt.size() <= kTenantSaltBytesMax &&
-                   extra_keys.size() <= kExtraKeyBytesMax,
-               "salt and extra keys were checked against their limits at the door");
+  CERTKV_CHECK(
+      context.tenant_salt.size() <= kTenantSaltBytesMax && extra_keys.size() <= kExtraKeyBytesMax,
+      "salt and extra keys were checked against their limits at the door");
   Sha256 hash;
   hash.AddBytes(kBlockKeyDomain);
   hash.AddBytes(parent.view());

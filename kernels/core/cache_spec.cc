@@ -82,7 +82,8 @@ absl::Status CheckRope(const CacheSpec& spec) {
                    ", must be NONE, INTERLEAVED or HALF_SPLIT");
   }
   CERTKV_RETURN_IF_ERROR(CheckRange("rotary_dim", spec.rotary_dim, 0, spec.head_dim));
-  if (spec.rotary_dim % 2 != 0 || (spec.rotary_dim == 0) != (spec.rope_pairing == RopePairing::kNone)) {
+  if (spec.rotary_dim % 2 != 0 ||
+      (spec.rotary_dim == 0) != (spec.rope_pairing == RopePairing::kNone)) {
     return Invalid("CacheSpec.rotary_dim is ", spec.rotary_dim,
                    ", must be even, and 0 exactly when rope_pairing is NONE");
   }
@@ -96,22 +97,32 @@ absl::Status CheckRope(const CacheSpec& spec) {
 
 const char* KeyFormatName(KeyFormat format) {
   switch (format) {
-    case KeyFormat::kK8: return "K8";
-    case KeyFormat::kK6: return "K6";
-    case KeyFormat::kK4: return "K4";
-    case KeyFormat::kFp8E4m3: return "FP8_E4M3";
-    case KeyFormat::kF16: return "F16";
-    case KeyFormat::kBf16: return "BF16";
+    case KeyFormat::kK8:
+      return "K8";
+    case KeyFormat::kK6:
+      return "K6";
+    case KeyFormat::kK4:
+      return "K4";
+    case KeyFormat::kFp8E4m3:
+      return "FP8_E4M3";
+    case KeyFormat::kF16:
+      return "F16";
+    case KeyFormat::kBf16:
+      return "BF16";
   }
   return "?";
 }
 
 const char* ValueFormatName(ValueFormat format) {
   switch (format) {
-    case ValueFormat::kV4: return "V4";
-    case ValueFormat::kV8: return "V8";
-    case ValueFormat::kF16: return "F16";
-    case ValueFormat::kBf16: return "BF16";
+    case ValueFormat::kV4:
+      return "V4";
+    case ValueFormat::kV8:
+      return "V8";
+    case ValueFormat::kF16:
+      return "F16";
+    case ValueFormat::kBf16:
+      return "BF16";
   }
   return "?";
 }
@@ -134,7 +145,8 @@ absl::Status ValidateCacheSpec(const CacheSpec& spec) {
       return Invalid("CacheSpec.", name, " is ", dim, ", must be 64, 80, 96, 128 or 256");
     }
   }
-  CERTKV_RETURN_IF_ERROR(CheckRange("block_tokens", spec.block_tokens, kTileTokens, kBlockTokensMax));
+  CERTKV_RETURN_IF_ERROR(
+      CheckRange("block_tokens", spec.block_tokens, kTileTokens, kBlockTokensMax));
   if (spec.block_tokens % kTileTokens != 0) {
     return Invalid("CacheSpec.block_tokens is ", spec.block_tokens, ", must be a multiple of 64");
   }
@@ -179,7 +191,8 @@ std::string DescribeCacheSpec(const CacheSpec& spec) {
   std::string formats;
   for (const LayerSpec& layer : spec.layers) {
     const std::string name = FormatPairName(layer.key_format, layer.value_format);
-    if (!absl::StrContains(formats, name)) absl::StrAppend(&formats, formats.empty() ? "" : "/", name);
+    if (!absl::StrContains(formats, name))
+      absl::StrAppend(&formats, formats.empty() ? "" : "/", name);
   }
   return absl::StrCat(spec.model, " ", spec.layers.size(), " layers x ", spec.kv_head_count,
                       " KV heads x ", spec.group_size, ", d ", spec.head_dim, "/", spec.value_dim,

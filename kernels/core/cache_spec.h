@@ -60,17 +60,17 @@ struct LayerSpec {
 };
 
 struct CacheSpec {
-  std::string model;  // name and revision of the weights, 1 to 256 bytes
-  int32_t kv_head_count = 0;   // KV heads of this rank, [1, 256]
-  int32_t group_size = 0;      // query heads per KV head, [1, 16]
-  int32_t head_dim = 0;        // d: 64, 80, 96, 128 or 256
-  int32_t value_dim = 0;       // d_v: 64, 80, 96, 128 or 256
+  std::string model;                           // name and revision of the weights, 1 to 256 bytes
+  int32_t kv_head_count = 0;                   // KV heads of this rank, [1, 256]
+  int32_t group_size = 0;                      // query heads per KV head, [1, 16]
+  int32_t head_dim = 0;                        // d: 64, 80, 96, 128 or 256
+  int32_t value_dim = 0;                       // d_v: 64, 80, 96, 128 or 256
   int32_t block_tokens = kDefaultBlockTokens;  // a multiple of 64 in [64, 1024]
   RopePairing rope_pairing = RopePairing::kInterleaved;
-  int32_t rotary_dim = 0;      // rotated channels, even, [0, d]; 0 exactly when pairing is kNone
-  float rope_theta = 10000.0f; // base of the rotary frequencies, > 0 (ignored when kNone)
-  float logit_scale = 0.0f;    // s, finite and > 0, normally 1/sqrt(d)
-  float soft_cap = 0.0f;       // nats; cap * tanh(logit / cap); 0 = none
+  int32_t rotary_dim = 0;       // rotated channels, even, [0, d]; 0 exactly when pairing is kNone
+  float rope_theta = 10000.0f;  // base of the rotary frequencies, > 0 (ignored when kNone)
+  float logit_scale = 0.0f;     // s, finite and > 0, normally 1/sqrt(d)
+  float soft_cap = 0.0f;        // nats; cap * tanh(logit / cap); 0 = none
   OriginalDtype original_dtype = OriginalDtype::kF16;
   std::vector<LayerSpec> layers;  // [1, 256]
 

@@ -14,11 +14,11 @@ namespace certkv::internal {
 }  // namespace certkv::internal
 
 // `message` is a string literal which says what the violated rule is.
-#define CERTKV_CHECK(condition, message)                                                \
-  do {                                                                                  \
-    if (__builtin_expect(!(condition), 0)) {                                            \
-      ::certkv::internal::CheckFailed(__FILE__, __LINE__, #condition, message);         \
-    }                                                                                   \
+#define CERTKV_CHECK(condition, message)                                        \
+  do {                                                                          \
+    if (__builtin_expect(!(condition), 0)) {                                    \
+      ::certkv::internal::CheckFailed(__FILE__, __LINE__, #condition, message); \
+    }                                                                           \
   } while (false)
 
 #endif  // CERTKV_KERNELS_CORE_CHECK_H_

@@ -8,13 +8,6 @@ namespace {
 
 constexpr uint16_t kF16Infinity = 0x7c00;
 
-// Next fp16 above a non-NaN `bits` (toward +infinity); +infinity stays.
-uint16_t NextF16Up(uint16_t bits) {
-  if (bits == kF16Infinity) return bits;
-  if (bits == 0x8000) return 0x0001;  // -0 -> smallest positive
-  return (bits & 0x8000) ? static_cast<uint16_t>(bits - 1) : static_cast<uint16_t>(bits + 1);
-}
-
 }  // namespace
 
 float F16ToFloat(uint16_t bits) {
@@ -33,11 +26,11 @@ uint16_t FloatToF16(float value) {
   const uint32_t bits = std::bit_cast<uint32_t>(value);
   const auto sign = static_cast<uint16_t>(bits >> 16 & 0x8000);
   const uint32_t magnitude = bits & 0x7fffffff;
-  if (magnitude > 0x7f800000) return sign | 0x7e00;                  // NaN
-  if (magnitude >= 0x477ff000) return sign | kF16Infinity;           // >= 65520 rounds to infinity
-  if (magnitude < 0x33000001) return sign;                           // <= 2^-25 ties to even: zero
-  if (magnitude < 0x38800000) {                                      // subnormal result
-    const uint32_t shift = 126 - (magnitude >> 23);                  // 14 .. 24
+  if (magnitude > 0x7f800000) return sign | 0x7e00;         // NaN
+  if (magnitude >= 0x477ff000) return sign | kF16Infinity;  // >= 65520 rounds to infinity
+  if (magnitude < 0x33000001) return sign;                  // <= 2^-25 ties to even: zero
+  if (magnitude < 0x38800000) {                             // subnormal result
+    const uint32_t shift = 126 - (magnitude >> 23);         // 14 .. 24
     const uint32_t mantissa = (magnitude & 0x7fffff) | 0x800000;
     const uint32_t kept = mantissa >> shift;
     const uint32_t rest = mantissa & ((1u << shift) - 1);
@@ -57,9 +50,11 @@ uint16_t FloatToBf16(float value) {
 
 uint16_t FloatToF16RoundedUp(float value) {
   if (std::isnan(value)) return kF16Infinity;
-  if (value < -65504.0f) return value == -std::numeric_limits<float>::infinity() ? 0xfc00 : 0xfbff;
   const uint16_t nearest = FloatToF16(value);
-  return F16ToFloat(nearest) < value ? NextF16Up(nearest) : nearest;
+  if (F16ToFloat(nearest) >= value) return nearest;
+  // One step toward +infinity: away from zero for a positive value, toward it for a negative one.
+  // The nearest has the sign of `value`, and here it is not the infinity of that sign's side.
+  return static_cast<uint16_t>(value > 0 ? nearest + 1 : nearest - 1);
 }
 
 uint16_t FloatToF16RoundedDown(float value) {
@@ -86,14 +81,13 @@ uint8_t FloatToE4m3(float value) {
     return sign | static_cast<uint8_t>(std::nearbyint(magnitude * 0x1p9f));
   }
   int exponent = 0;
-  const float fraction = std::frexp(magnitude, &exponent);  // [0.5, 1)
+  const float fraction = std::frexp(magnitude, &exponent);             // [0.5, 1)
   auto mantissa = static_cast<int>(std::nearbyint(fraction * 16.0f));  // 8 .. 16
   if (mantissa == 16) {
     mantissa = 8;
     ++exponent;
   }
-  const int code = (exponent + 6) * 8 + (mantissa - 8);
-  return sign | static_cast<uint8_t>(code > 0x7e ? 0x7e : code);
+  return static_cast<uint8_t>(sign | ((exponent + 6) * 8 + (mantissa - 8)));
 }
 
 }  // namespace certkv

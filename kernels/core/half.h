@@ -2,7 +2,8 @@
 //
 // fp16 is IEEE binary16; bf16 the upper half of binary32; e4m3 is the OCP FP8 E4M3FN format (no
 // infinities, NaN = S.1111.111, largest finite 448). All widening conversions are exact. Narrowing
-// conversions say their rounding. Everything is plain integer code, the same on each machine.
+// conversions say their rounding. All need the default rounding mode and are then the same on each
+// machine.
 #ifndef CERTKV_KERNELS_CORE_HALF_H_
 #define CERTKV_KERNELS_CORE_HALF_H_
 

@@ -52,16 +52,16 @@ enum class ViewId : int64_t {};
 // Where one representation of a block lies: a slot of a slab, and the slot's generation at the
 // time. The generation moves on at every reuse; it is checked before and after every read.
 struct SlotRef {
-  int32_t slot = -1;         // -1 = not in this tier
-  uint64_t generation = 0;   // even while sealed, odd while free or being written
+  int32_t slot = -1;        // -1 = not in this tier
+  uint64_t generation = 0;  // even while sealed, odd while free or being written
   bool present() const { return slot >= 0; }
   friend bool operator==(const SlotRef&, const SlotRef&) = default;
 };
 
 struct BlockHandle {
   BlockKey key;
-  SlotRef device;    // quantized planes
-  SlotRef backing;   // FP16 originals
+  SlotRef device;   // quantized planes
+  SlotRef backing;  // FP16 originals
 };
 
 }  // namespace certkv

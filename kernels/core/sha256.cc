@@ -14,9 +14,9 @@ struct Sha256::State {
 
 Sha256::Sha256() : state_(std::make_unique<State>()) {
   state_->context = EVP_MD_CTX_new();
-  CERTKV_CHECK(state_->context != nullptr &&
-                   EVP_DigestInit_ex(state_->context, EVP_sha256(), nullptr) == 1,
-               "OpenSSL provides SHA-256");
+  CERTKV_CHECK(
+      state_->context != nullptr && EVP_DigestInit_ex(state_->context, EVP_sha256(), nullptr) == 1,
+      "OpenSSL provides SHA-256");
 }
 
 Sha256::~Sha256() { EVP_MD_CTX_free(state_->context); }

@@ -18,11 +18,11 @@ class Sha256 {
   Sha256(const Sha256&) = delete;
   Sha256& operator=(const Sha256&) = delete;
 
-  void AddBytes(absl::string_view bytes);       // the bytes alone
-  void AddSized(absl::string_view bytes);       // u32 length, then the bytes
+  void AddBytes(absl::string_view bytes);  // the bytes alone
+  void AddSized(absl::string_view bytes);  // u32 length, then the bytes
   void AddU32(uint32_t value);
   void AddU64(uint64_t value);
-  void AddF32(float value);                     // its bits
+  void AddF32(float value);  // its bits
 
   std::array<uint8_t, 32> Finish();
 

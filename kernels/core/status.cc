@@ -11,8 +11,7 @@ constexpr char kReasonPayload[] = "certkv/reason";
 
 }  // namespace
 
-absl::Status MakeError(absl::StatusCode code, absl::string_view reason,
-                       absl::string_view message) {
+absl::Status MakeError(absl::StatusCode code, absl::string_view reason, absl::string_view message) {
   CERTKV_CHECK(code != absl::StatusCode::kOk, "an error has a code other than OK");
   CERTKV_CHECK(!reason.empty() && reason.size() < 64, "a reason has 1 to 63 bytes");
   absl::Status status(code, message);

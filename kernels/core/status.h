@@ -27,10 +27,10 @@ absl::Status WithContext(const absl::Status& status, absl::string_view context);
 }  // namespace certkv
 
 // Returns from the calling function when `expr` is an error.
-#define CERTKV_RETURN_IF_ERROR(expr)                          \
-  do {                                                        \
-    absl::Status certkv_status_ = (expr);                     \
-    if (!certkv_status_.ok()) return certkv_status_;          \
+#define CERTKV_RETURN_IF_ERROR(expr)                 \
+  do {                                               \
+    absl::Status certkv_status_ = (expr);            \
+    if (!certkv_status_.ok()) return certkv_status_; \
   } while (false)
 
 // CERTKV_ASSIGN_OR_RETURN(auto value, Function());

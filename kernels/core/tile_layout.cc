@@ -14,21 +14,27 @@ bool Is16Bit(KeyFormat format) { return format == KeyFormat::kF16 || format == K
 int64_t FineBytes(KeyFormat format, int32_t head_dim) {
   switch (format) {
     case KeyFormat::kK8:
-    case KeyFormat::kFp8E4m3: return int64_t{8} * head_dim;
-    case KeyFormat::kK6: return int64_t{4} * head_dim;
+    case KeyFormat::kFp8E4m3:
+      return int64_t{8} * head_dim;
+    case KeyFormat::kK6:
+      return int64_t{4} * head_dim;
     case KeyFormat::kK4:
     case KeyFormat::kF16:
-    case KeyFormat::kBf16: return 0;
+    case KeyFormat::kBf16:
+      return 0;
   }
   return 0;
 }
 
 int64_t ValueBytes(ValueFormat format, int32_t value_dim) {
   switch (format) {
-    case ValueFormat::kV4: return int64_t{256} * ((value_dim + 31) / 32);
-    case ValueFormat::kV8: return int64_t{16} * value_dim;
+    case ValueFormat::kV4:
+      return int64_t{256} * ((value_dim + 31) / 32);
+    case ValueFormat::kV8:
+      return int64_t{16} * value_dim;
     case ValueFormat::kF16:
-    case ValueFormat::kBf16: return int64_t{32} * value_dim;
+    case ValueFormat::kBf16:
+      return int64_t{32} * value_dim;
   }
   return 0;
 }
@@ -67,12 +73,16 @@ TileLayout MakeTileLayout(const CacheSpec& spec, int32_t layer) {
 AffineDepth AffineDepthOf(KeyFormat format) {
   constexpr float kQuotientSlack = 0x1p-14f;
   switch (format) {
-    case KeyFormat::kK8: return {0xff, 0.0f, 0.5f + kQuotientSlack};
-    case KeyFormat::kK6: return {0xfc, 1.5f, 2.0f + kQuotientSlack};
-    case KeyFormat::kK4: return {0xf0, 7.5f, 8.0f + kQuotientSlack};
+    case KeyFormat::kK8:
+      return {0xff, 0.0f, 0.5f + kQuotientSlack};
+    case KeyFormat::kK6:
+      return {0xfc, 1.5f, 2.0f + kQuotientSlack};
+    case KeyFormat::kK4:
+      return {0xf0, 7.5f, 8.0f + kQuotientSlack};
     case KeyFormat::kFp8E4m3:
     case KeyFormat::kF16:
-    case KeyFormat::kBf16: break;
+    case KeyFormat::kBf16:
+      break;
   }
   CERTKV_CHECK(false, "only K8, K6 and K4 are affine");
   return {};

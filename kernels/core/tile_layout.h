@@ -38,21 +38,21 @@ inline constexpr int64_t kPlaneAlignment = 64;
 
 // First 64 bytes of a scan record. Host byte order must be little-endian (checked at build time).
 struct TileHeader {
-  uint16_t magic;               // kTileMagic
-  uint8_t format_version;       // kTileFormatVersion
-  uint8_t key_format;           // KeyFormat
-  uint8_t value_format;         // ValueFormat
-  uint8_t witness_bands;        // 0, 1 or 4
-  int16_t witness_exponent;     // see witness.h; 0 without a witness
+  uint16_t magic;                                 // kTileMagic
+  uint8_t format_version;                         // kTileFormatVersion
+  uint8_t key_format;                             // KeyFormat
+  uint8_t value_format;                           // ValueFormat
+  uint8_t witness_bands;                          // 0, 1 or 4
+  int16_t witness_exponent;                       // see witness.h; 0 without a witness
   uint16_t value_error_bound[kSubBlocksPerTile];  // eta: fp16 >= max ||v - v^||_2 of 16 tokens
-  float value_radius;           // R_v >= max ||v_t||_2 (centre: the origin); may be +infinity
-  float key_norm;               // >= max_t ||k^_t||_2 of every reading depth; may be +infinity
-  float key_scale;              // FP8_E4M3: the tensor's scale; 0 otherwise
-  uint32_t reserved;            // 0
-  uint64_t identity_tag;        // TileIdentityTag of block_key.h
-  uint64_t scan_checksum;       // XXH3-64 of the scan record with this field read as 0
-  uint64_t detail_checksum;     // XXH3-64 of the detail record
-  uint64_t original_checksum;   // XXH3-64 of the original keys, then continued over the values
+  float value_radius;          // R_v >= max ||v_t||_2 (centre: the origin); may be +infinity
+  float key_norm;              // >= max_t ||k^_t||_2 of every reading depth; may be +infinity
+  float key_scale;             // FP8_E4M3: the tensor's scale; 0 otherwise
+  uint32_t reserved;           // 0
+  uint64_t identity_tag;       // TileIdentityTag of block_key.h
+  uint64_t scan_checksum;      // XXH3-64 of the scan record with this field read as 0
+  uint64_t detail_checksum;    // XXH3-64 of the detail record
+  uint64_t original_checksum;  // XXH3-64 of the original keys, then continued over the values
 };
 static_assert(sizeof(TileHeader) == 64 && alignof(TileHeader) == 8);
 static_assert(offsetof(TileHeader, value_error_bound) == 8);
@@ -71,18 +71,18 @@ struct TileLayout {
   // Scan record.
   int64_t scale_offset;
   int64_t zero_offset;
-  int64_t scale_bytes;    // of each of the two planes, before padding: 2 d, or 0
+  int64_t scale_bytes;  // of each of the two planes, before padding: 2 d, or 0
   int64_t witness_offset;
   int64_t coarse_offset;
-  int64_t coarse_bytes;   // of one sub-block
-  int64_t scan_bytes;     // whole scan record
+  int64_t coarse_bytes;  // of one sub-block
+  int64_t scan_bytes;    // whole scan record
   // Detail record: offsets are inside one sub-block.
   int64_t fine_bytes;
   int64_t value_offset;
   int64_t value_bytes;
   int64_t value_scale_offset;  // fp16[16] scales, then fp16[16] zeros; 64 bytes, or 0 bytes
   int64_t sub_block_bytes;
-  int64_t detail_bytes;        // 4 * sub_block_bytes
+  int64_t detail_bytes;  // 4 * sub_block_bytes
 
   int64_t tile_bytes() const { return scan_bytes + detail_bytes; }
   // Tokens that share one half-width, and so one atom of the certificate: the tile, or, where
@@ -98,10 +98,11 @@ TileLayout MakeTileLayout(const CacheSpec& spec, int32_t layer);
 inline int64_t OriginalKeyBytes(const CacheSpec& spec) { return int64_t{128} * spec.head_dim; }
 inline int64_t OriginalValueBytes(const CacheSpec& spec) { return int64_t{128} * spec.value_dim; }
 
-// How a code becomes a key: k^ = ((code & mask) + centre) * scale + zero, |k - k^| <= half_range * scale.
-// The code is chosen from a quotient in float: code = rint((k - zero) * (1 / scale)). Difference,
-// reciprocal and product each round by at most 2^-24 of a quotient <= 255, so the quotient is off by
-// at most 255 * 3 * 2^-24 * (1 + 2^-20) < 4.6e-5 codes; half_range adds 2^-14 = 6.1e-5 codes for it.
+// How a code becomes a key: k^ = ((code & mask) + centre) * scale + zero, |k - k^| <= half_range *
+// scale. The code is chosen from a quotient in float: code = rint((k - zero) * (1 / scale)).
+// Difference, reciprocal and product each round by at most 2^-24 of a quotient <= 255, so the
+// quotient is off by at most 255 * 3 * 2^-24 * (1 + 2^-20) < 4.6e-5 codes; half_range adds 2^-14
+// = 6.1e-5 codes for it.
 struct AffineDepth {
   uint32_t mask;
   float centre;

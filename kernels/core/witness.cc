@@ -1,5 +1,6 @@
 #include "kernels/core/witness.h"
 
+#include <bit>
 #include <cmath>
 #include <limits>
 
@@ -7,6 +8,12 @@ namespace certkv {
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+// 2^(i/16), rounded up to float.
+constexpr float kSixteenths[16] = {0x1.000000p0f, 0x1.0b5588p0f, 0x1.172b84p0f, 0x1.2387a8p0f,
+                                   0x1.306fe2p0f, 0x1.3dea66p0f, 0x1.4bfdaep0f, 0x1.5ab07ep0f,
+                                   0x1.6a09e8p0f, 0x1.7a1148p0f, 0x1.8ace56p0f, 0x1.9c491ap0f,
+                                   0x1.ae89fap0f, 0x1.c199bep0f, 0x1.d5818ep0f, 0x1.ea4afcp0f};
 
 }  // namespace
 
@@ -21,12 +28,18 @@ int16_t WitnessExponentFor(float norm_max) {
 float DecodeWitness(uint8_t code, int16_t exponent) {
   if (code == 0) return 0.0f;
   if (exponent == kWitnessExponentUnknown) return kInfinity;
-  const int steps = code - 255;  // in (-255, 0]
-  if (steps % 16 == 0) return std::ldexp(1.0f, exponent + steps / 16);
-  // exp2 in double is off by less than 2^-50 of the value; the next float above covers it.
-  const double value = std::exp2(exponent + steps / 16.0);
-  const auto rounded = static_cast<float>(value * (1 + 0x1p-40));
-  return static_cast<double>(rounded) >= value ? rounded : std::nextafter(rounded, kInfinity);
+  const int steps = 16 * exponent + code - 255;
+  const int octave = steps >> 4;  // floor
+  if (octave > 127) return kInfinity;
+  const float fraction = kSixteenths[steps & 15];
+  if (octave >= -126) {
+    const auto shift = static_cast<uint32_t>(octave) << 23;  // modulo 2^32
+    return std::bit_cast<float>(std::bit_cast<uint32_t>(fraction) + shift);
+  }
+  // Subnormal: the scaled value is exact in double, or 0 when it is under every float.
+  const double value = std::ldexp(double{fraction}, octave);
+  const auto nearest = static_cast<float>(value);
+  return nearest >= value && nearest > 0 ? nearest : std::nextafter(nearest, kInfinity);
 }
 
 uint8_t EncodeWitness(float norm, int16_t exponent) {
@@ -48,8 +61,8 @@ uint8_t EncodeWitness(float norm, int16_t exponent) {
 int32_t WitnessBandOf(const CacheSpec& spec, int32_t bands, int32_t channel) {
   if (channel >= spec.rotary_dim) return channel * bands / spec.head_dim;
   const int32_t pair_count = spec.rotary_dim / 2;
-  const int32_t pair = spec.rope_pairing == RopePairing::kHalfSplit ? channel % pair_count
-                                                                     : channel / 2;
+  const int32_t pair =
+      spec.rope_pairing == RopePairing::kHalfSplit ? channel % pair_count : channel / 2;
   return pair * bands / pair_count;
 }
 

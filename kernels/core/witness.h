@@ -1,7 +1,8 @@
 // Token witness: an upper bound on a residual norm, one byte, logarithmic in steps of 1/16 octave.
 //
 //   w(code) = 0                                      for code 0
-//           = 2^(exponent + (code - 255) / 16)       for code 1 .. 255, rounded up in float
+//           = 2^(exponent + (code - 255) / 16)       for code 1 .. 255, rounded up to float
+//                                                    (2^-149 at least, +infinity from 2^128)
 //
 // `exponent` is one integer per tile (TileHeader.witness_exponent), so that code 255 covers the
 // tile's largest norm and code 1 lies 15.9 octaves below it.
