@@ -50,6 +50,8 @@ TileLayout MakeTileLayout(const CacheSpec& spec, int32_t layer) {
   layout.head_dim = spec.head_dim;
   layout.value_dim = spec.value_dim;
   layout.witness_bands = layer_spec.witness_bands;
+  layout.rope_pairing = spec.rope_pairing;
+  layout.rotary_dim = spec.rotary_dim;
 
   const bool affine = !Is16Bit(layout.key_format) && layout.key_format != KeyFormat::kFp8E4m3;
   layout.scale_bytes = affine ? int64_t{2} * spec.head_dim : 0;

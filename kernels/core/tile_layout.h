@@ -65,9 +65,11 @@ static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__);
 struct TileLayout {
   KeyFormat key_format;
   ValueFormat value_format;
-  int32_t head_dim;       // d
-  int32_t value_dim;      // d_v
-  int32_t witness_bands;  // 0, 1 or 4
+  int32_t head_dim;          // d
+  int32_t value_dim;         // d_v
+  int32_t witness_bands;     // 0, 1 or 4
+  RopePairing rope_pairing;  // with rotary_dim, decides the witness's bands
+  int32_t rotary_dim;
   // Scan record.
   int64_t scale_offset;
   int64_t zero_offset;

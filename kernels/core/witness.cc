@@ -15,6 +15,14 @@ constexpr float kSixteenths[16] = {0x1.000000p0f, 0x1.0b5588p0f, 0x1.172b84p0f, 
                                    0x1.6a09e8p0f, 0x1.7a1148p0f, 0x1.8ace56p0f, 0x1.9c491ap0f,
                                    0x1.ae89fap0f, 0x1.c199bep0f, 0x1.d5818ep0f, 0x1.ea4afcp0f};
 
+int32_t BandOf(int32_t head_dim, RopePairing pairing, int32_t rotary_dim, int32_t bands,
+               int32_t channel) {
+  if (channel >= rotary_dim) return channel * bands / head_dim;
+  const int32_t pair_count = rotary_dim / 2;
+  const int32_t pair = pairing == RopePairing::kHalfSplit ? channel % pair_count : channel / 2;
+  return pair * bands / pair_count;
+}
+
 }  // namespace
 
 int16_t WitnessExponentFor(float norm_max) {
@@ -59,11 +67,12 @@ uint8_t EncodeWitness(float norm, int16_t exponent) {
 }
 
 int32_t WitnessBandOf(const CacheSpec& spec, int32_t bands, int32_t channel) {
-  if (channel >= spec.rotary_dim) return channel * bands / spec.head_dim;
-  const int32_t pair_count = spec.rotary_dim / 2;
-  const int32_t pair =
-      spec.rope_pairing == RopePairing::kHalfSplit ? channel % pair_count : channel / 2;
-  return pair * bands / pair_count;
+  return BandOf(spec.head_dim, spec.rope_pairing, spec.rotary_dim, bands, channel);
+}
+
+int32_t WitnessBandOf(const TileLayout& layout, int32_t channel) {
+  return BandOf(layout.head_dim, layout.rope_pairing, layout.rotary_dim, layout.witness_bands,
+                channel);
 }
 
 }  // namespace certkv

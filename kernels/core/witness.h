@@ -12,6 +12,7 @@
 #include <cstdint>
 
 #include "kernels/core/cache_spec.h"
+#include "kernels/core/tile_layout.h"
 
 namespace certkv {
 
@@ -30,6 +31,8 @@ float DecodeWitness(uint8_t code, int16_t exponent);
 // Band of a channel: every band is a union of RoPE frequency pairs, so that a rotation does not
 // move norm between bands. Channels past rotary_dim are banded by position. bands is 1 or 4.
 int32_t WitnessBandOf(const CacheSpec& spec, int32_t bands, int32_t channel);
+// The same for the layout's own bands (at least 1), for readers, which have no spec.
+int32_t WitnessBandOf(const TileLayout& layout, int32_t channel);
 
 }  // namespace certkv
 

@@ -33,9 +33,9 @@
 
 namespace certkv {
 
-// Rounding of a block_lse in float, nats: sums and exp (2^-14 covers 64 terms and a relative error of
-// exp of 1e-6), and the float's own spacing at its magnitude. The finishing step adds the largest
-// one to every half-width and to its result.
+// Rounding of a block_lse in float, nats: sums and exp (2^-14 covers 64 terms and a relative error
+// of exp of 1e-6), and the float's own spacing at its magnitude. The finishing step adds the
+// largest one to every half-width and to its result.
 inline float BlockLseSlackNat(float block_lse) {
   const float magnitude = block_lse < 0 ? -block_lse : block_lse;
   return 0x1p-14f + (magnitude < 0x1p20f ? magnitude * 0x1p-22f : 0.0f);
@@ -79,10 +79,13 @@ struct AttendArgs {
   int64_t token_end;             // (token_begin, 64 T + tail_count]
 };
 
-// Atoms: for each tile layout.atoms_per_tile() atoms in token order; then ceil(tail_count / 64) atoms
-// of the tail; then one atom of the sink. Atoms without a token in the range have block_lse and
-// block_max_logit -infinity and logit_half_width 0.
-int32_t AttendAtomCount(const AttendArgs& args);
+// Atoms: for each tile layout.atoms_per_tile() atoms in token order; then ceil(tail_count / 64)
+// atoms of the tail; then one atom of the sink. Atoms without a token in the range have block_lse
+// and block_max_logit -infinity and logit_half_width 0.
+inline int32_t AttendAtomCount(const AttendArgs& args) {
+  const int32_t tail_atoms = (args.tail_count + kTileTokens - 1) / kTileTokens;
+  return args.tile_count * args.layout->atoms_per_tile() + tail_atoms + 1;
+}
 
 // A = AttendAtomCount(args). Every array is written in full on success.
 struct AttendResult {
@@ -97,8 +100,8 @@ struct AttendResult {
   float* value_radius;      // [1] R_v
 };
 
-// Bytes of scratch that Attend needs for a read of that shape, any backend. The workspace is 64-byte aligned, owned by
-// the caller, used by one call at a time. Attend allocates nothing.
+// Bytes of scratch that Attend needs for a read of that shape, any backend. The workspace is
+// 64-byte aligned, owned by the caller, used by one call at a time. Attend allocates nothing.
 int64_t AttendWorkspaceBytes(const AttendArgs& args);
 
 // Errors: InvalidArgument [ATTEND_ARGS_INVALID], a range above is broken, or a query is not finite

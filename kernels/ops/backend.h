@@ -15,6 +15,8 @@ enum class Backend : uint8_t {
   kCpu = 2,        // the best instruction set of this machine, or the one that CERTKV_CPU names
 };
 
+const char* BackendName(Backend backend);  // "reference", "cpu"
+
 // Instruction sets of the CPU backend, in ascending order of preference.
 enum class CpuIsa : uint8_t {
   kPortable = 1,

@@ -30,7 +30,8 @@ struct Certificate {
   float value_radius = 0.0f;        // R_v
 };
 
-// Scratch of one thread, reused between calls; grows to the largest read seen, then never allocates.
+// Scratch of one thread, reused between calls; grows to the largest read seen, then never
+// allocates.
 class FinishWorkspace {
  public:
   FinishWorkspace();

@@ -20,7 +20,7 @@ namespace certkv {
 // d = layout->head_dim, d_v = layout->value_dim. Memory is borrowed until the call returns; inputs
 // and outputs don't overlap. Outputs are 64-byte aligned.
 struct QuantizeTileArgs {
-  const CacheSpec* spec;     // for the witness's bands and fp8_key_scale
+  const CacheSpec* spec;  // for the witness's bands and fp8_key_scale
   int32_t layer;
   const TileLayout* layout;  // MakeTileLayout(*spec, layer)
   const uint16_t* keys;      // [64][d] in, fp16 or bf16 by spec->original_dtype, token-major
@@ -34,8 +34,8 @@ struct QuantizeTileArgs {
 
 // The header's checksums are written too (XXH3-64), original_checksum over the originals given.
 // Errors: InvalidArgument [NON_FINITE_KEY | NON_FINITE_VALUE] naming token and channel;
-//         [KEY_OUT_OF_RANGE], a bf16 key beyond +-65504 in an affine format. What `scan` and `detail` then hold
-//         is unspecified and must not be published.
+//         [KEY_OUT_OF_RANGE], a bf16 key beyond +-65504 in an affine format. What `scan` and
+//         `detail` then hold is unspecified and must not be published.
 // Threads: concurrent calls are safe when their outputs differ. Blocks until done.
 absl::Status QuantizeTile(Backend backend, const QuantizeTileArgs& args);
 

@@ -1,0 +1,140 @@
+#include "kernels/ops/attend.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/core/status.h"
+#include "kernels/cpu/cpu.h"
+#include "kernels/ops/quantize_tile.h"
+#include "kernels/reference/reference.h"
+
+namespace certkv {
+namespace {
+
+template <typename... Parts>
+absl::Status Invalid(const Parts&... parts) {
+  return MakeError(absl::StatusCode::kInvalidArgument, "ATTEND_ARGS_INVALID",
+                   absl::StrCat(parts...));
+}
+
+absl::Status CheckRange(absl::string_view field, int64_t value, int64_t low, int64_t high) {
+  if (value >= low && value <= high) return absl::OkStatus();
+  return Invalid("AttendArgs.", field, " is ", value, ", must be in [", low, ", ", high, "]");
+}
+
+absl::Status CheckShape(const AttendArgs& args) {
+  CERTKV_RETURN_IF_ERROR(CheckRange("group_size", args.group_size, 1, kGroupSizeMax));
+  CERTKV_RETURN_IF_ERROR(CheckRange("tile_count", args.tile_count, 0, kTilesPerReadMax));
+  CERTKV_RETURN_IF_ERROR(CheckRange("tail_count", args.tail_count, 0, kBlockTokensMax));
+  const int64_t token_count = int64_t{args.tile_count} * kTileTokens + args.tail_count;
+  CERTKV_RETURN_IF_ERROR(CheckRange("token_end", args.token_end, 1, token_count));
+  CERTKV_RETURN_IF_ERROR(CheckRange("token_begin", args.token_begin, 0, args.token_end - 1));
+  if (args.tail_count > 0) {
+    if (args.tail_keys == nullptr || args.tail_values == nullptr) {
+      return Invalid("AttendArgs.tail_keys or tail_values is null with tail_count ",
+                     args.tail_count, "; pass the rows of the tail");
+    }
+    constexpr int64_t kStrideMax = int64_t{1} << 32;
+    CERTKV_RETURN_IF_ERROR(
+        CheckRange("tail_key_stride", args.tail_key_stride, args.layout->head_dim, kStrideMax));
+    CERTKV_RETURN_IF_ERROR(CheckRange("tail_value_stride", args.tail_value_stride,
+                                      args.layout->value_dim, kStrideMax));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckNumbers(const AttendArgs& args) {
+  if (!(args.logit_scale > 0 && std::isfinite(args.logit_scale))) {
+    return Invalid("AttendArgs.logit_scale is ", args.logit_scale, ", must be finite and > 0");
+  }
+  if (!(args.soft_cap >= 0 && std::isfinite(args.soft_cap))) {
+    return Invalid("AttendArgs.soft_cap is ", args.soft_cap,
+                   " nats, must be finite and >= 0 (0: none)");
+  }
+  if (args.original_dtype != OriginalDtype::kF16 && args.original_dtype != OriginalDtype::kBf16) {
+    return Invalid("AttendArgs.original_dtype is ", static_cast<int>(args.original_dtype),
+                   ", must be F16 or BF16");
+  }
+  for (int g = 0; g < args.group_size; ++g) {
+    for (int i = 0; i < args.layout->head_dim; ++i) {
+      const float value = args.queries[int64_t{g} * args.layout->head_dim + i];
+      if (std::isfinite(value)) continue;
+      return Invalid("query of head ", g, " of the group, channel ", i, " is ", value,
+                     ", must be finite");
+    }
+    if (args.sink_logits == nullptr) continue;
+    const float sink = args.sink_logits[g];
+    if (!(sink <= std::numeric_limits<float>::max())) {
+      return Invalid("sink_logits[", g, "] is ", sink,
+                     " nats, must be finite, or -infinity for no sink");
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckSources(const AttendArgs& args, int64_t tile) {
+  if (args.tile_sources == nullptr) return absl::OkStatus();
+  const AttendTile& data = args.tiles[tile];
+  for (int g = 0; g < args.group_size; ++g) {
+    const uint8_t source = args.tile_sources[int64_t{g} * args.tile_count + tile];
+    if (source > (kSourceOriginalKeys | kSourceOriginalValues)) {
+      return Invalid("tile_sources of head ", g, ", tile ", tile, " is ", static_cast<int>(source),
+                     ", must be in [0, 3]");
+    }
+    const bool lacks_keys = (source & kSourceOriginalKeys) != 0 && data.original_keys == nullptr;
+    const bool lacks_values =
+        (source & kSourceOriginalValues) != 0 && data.original_values == nullptr;
+    if (!lacks_keys && !lacks_values) continue;
+    return MakeError(
+        absl::StatusCode::kFailedPrecondition, "ORIGINAL_MISSING",
+        absl::StrCat("head ", g, " is to read the original ", lacks_keys ? "keys" : "values",
+                     " of tile ", tile, ", which are not there; the read can't be repaired"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckTiles(const AttendArgs& args) {
+  const int64_t first = args.token_begin / kTileTokens;
+  const int64_t end =
+      std::min<int64_t>(args.tile_count, (args.token_end + kTileTokens - 1) / kTileTokens);
+  for (int64_t tile = first; tile < end; ++tile) {
+    const AttendTile& data = args.tiles[tile];
+    for (const uint8_t* record : {data.scan, data.detail}) {
+      if (record == nullptr || reinterpret_cast<uintptr_t>(record) % kPlaneAlignment != 0) {
+        return Invalid("a record of tile ", tile, " is null or not aligned to ", kPlaneAlignment,
+                       " bytes");
+      }
+    }
+    const absl::Status status = CheckTile(*args.layout, data.scan);
+    if (!status.ok()) return WithContext(status, absl::StrCat("tile ", tile));
+    CERTKV_RETURN_IF_ERROR(CheckSources(args, tile));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+int64_t AttendWorkspaceBytes(const AttendArgs& args) {
+  return std::max(reference::AttendWorkspaceBytes(args), cpu::AttendWorkspaceBytes(args));
+}
+
+absl::Status Attend(Backend backend, const AttendArgs& args, const AttendResult& result,
+                    void* workspace) {
+  CERTKV_RETURN_IF_ERROR(CheckShape(args));
+  CERTKV_RETURN_IF_ERROR(CheckNumbers(args));
+  CERTKV_RETURN_IF_ERROR(CheckTiles(args));
+  switch (backend) {
+    case Backend::kReference:
+      reference::Attend(args, result, workspace);
+      break;
+    case Backend::kCpu: {
+      CERTKV_ASSIGN_OR_RETURN(const CpuIsa isa, SelectedCpuIsa());
+      cpu::Attend(isa, args, result, workspace);
+      break;
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace certkv

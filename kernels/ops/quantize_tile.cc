@@ -1,0 +1,106 @@
+#include "kernels/ops/quantize_tile.h"
+
+#include <cmath>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/core/check.h"
+#include "kernels/core/half.h"
+#include "kernels/core/status.h"
+#include "kernels/cpu/cpu.h"
+#include "kernels/ops/tile_checksum.h"
+#include "kernels/reference/reference.h"
+
+namespace certkv {
+namespace {
+
+constexpr float kF16Max = 65504.0f;
+
+// Largest magnitude of a row, as bits: 16-bit floats without sign order like integers.
+uint16_t MagnitudeMax(const uint16_t* row, int32_t width) {
+  uint16_t max = 0;
+  for (int i = 0; i < width; ++i) {
+    const auto magnitude = static_cast<uint16_t>(row[i] & 0x7fff);
+    max = magnitude > max ? magnitude : max;
+  }
+  return max;
+}
+
+// Errors: as QuantizeTile, for the first element (by token, then channel) whose magnitude exceeds
+// `limit` bits.
+absl::Status CheckRows(OriginalDtype dtype, const uint16_t* rows, int64_t stride, int32_t width,
+                       uint16_t limit, absl::string_view what) {
+  for (int t = 0; t < kTileTokens; ++t) {
+    const uint16_t* row = rows + t * stride;
+    if (MagnitudeMax(row, width) <= limit) continue;
+    int i = 0;
+    while ((row[i] & 0x7fff) <= limit) ++i;
+    const float value = OriginalToFloat(dtype, row[i]);
+    const std::string place = absl::StrCat(what, " of token ", t, " of the tile, channel ", i);
+    if (!std::isfinite(value)) {
+      return MakeError(absl::StatusCode::kInvalidArgument,
+                       what == "key" ? "NON_FINITE_KEY" : "NON_FINITE_VALUE",
+                       absl::StrCat(place, " is ", value,
+                                    ", must be finite; find out where the model makes it"));
+    }
+    return MakeError(absl::StatusCode::kInvalidArgument, "KEY_OUT_OF_RANGE",
+                     absl::StrCat(place, " is ", value, ", must be within +-", kF16Max,
+                                  " in an affine key format, whose scales are fp16; store this "
+                                  "layer as BF16 or FP8_E4M3"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckOriginals(const QuantizeTileArgs& args) {
+  const OriginalDtype dtype = args.spec->original_dtype;
+  const uint16_t finite_max = dtype == OriginalDtype::kF16 ? 0x7bff : 0x7f7f;
+  const KeyFormat format = args.layout->key_format;
+  const bool is_affine =
+      format == KeyFormat::kK8 || format == KeyFormat::kK6 || format == KeyFormat::kK4;
+  // Largest bf16 within fp16's range: 65280; the next is 65536.
+  const uint16_t key_max = is_affine && dtype == OriginalDtype::kBf16 ? 0x477f : finite_max;
+  CERTKV_RETURN_IF_ERROR(
+      CheckRows(dtype, args.keys, args.key_stride, args.layout->head_dim, key_max, "key"));
+  return CheckRows(dtype, args.values, args.value_stride, args.layout->value_dim, finite_max,
+                   "value");
+}
+
+void WriteChecksums(const QuantizeTileArgs& args) {
+  TileHeader header;
+  std::memcpy(&header, args.scan, sizeof(header));
+  header.detail_checksum = DetailChecksum(*args.layout, args.detail);
+  header.original_checksum =
+      OriginalChecksum(*args.layout, args.keys, args.key_stride, args.values, args.value_stride);
+  std::memcpy(args.scan, &header, sizeof(header));
+  header.scan_checksum = ScanChecksum(*args.layout, args.scan);
+  std::memcpy(args.scan, &header, sizeof(header));
+}
+
+}  // namespace
+
+absl::Status QuantizeTile(Backend backend, const QuantizeTileArgs& args) {
+  CERTKV_CHECK(args.key_stride >= args.layout->head_dim, "rows of keys don't overlap");
+  CERTKV_CHECK(args.value_stride >= args.layout->value_dim, "rows of values don't overlap");
+  CERTKV_RETURN_IF_ERROR(CheckOriginals(args));
+  switch (backend) {
+    case Backend::kReference:
+      reference::QuantizeTile(args);
+      break;
+    case Backend::kCpu: {
+      CERTKV_ASSIGN_OR_RETURN(const CpuIsa isa, SelectedCpuIsa());
+      cpu::QuantizeTile(isa, args);
+      break;
+    }
+  }
+  WriteChecksums(args);
+  return absl::OkStatus();
+}
+
+absl::Status DequantizeTile(const TileLayout& layout, const uint8_t* scan, const uint8_t* detail,
+                            float* keys, float* values) {
+  CERTKV_RETURN_IF_ERROR(CheckTile(layout, scan));
+  reference::DequantizeTile(layout, scan, detail, keys, values);
+  return absl::OkStatus();
+}
+
+}  // namespace certkv

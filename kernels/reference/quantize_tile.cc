@@ -1,0 +1,263 @@
+// Defines the stored bytes. Steps marked "float" are single IEEE binary32 operations, rounded to
+// nearest, without contraction, in the order written: every backend makes the same codes, scales
+// and zeros from the same originals. Subnormals are kept (no flush to zero).
+//
+// Affine keys, per channel over the 64 tokens (x = original, widened exactly):
+//   zero  = the largest fp16 <= min x (so exact for fp16 originals); -0 is stored as +0
+//   range = max x - zero                                                    (float)
+//   scale = the smallest fp16 >= range * kLevelInverse(255); 0 when range is 0     (float)
+//   inverse = 1 / scale, or 0 when scale is 0                               (float)
+//   code  = rint((x - zero) * inverse), ties to even                        (2 floats)
+//   kLevelInverse(n) = (1 + 2^-22) / n, rounded to float. Its excess keeps range * inverse <= 255
+//   in spite of four roundings, so a code never clips. K6 and K4 store the upper 6 and 4 bits.
+// FP8_E4M3 keys: code = e4m3(x / key_scale), the quotient one float division, saturating.
+// V4 and V8 values, per token: y = RotateHadamard<float>(x), then as a channel of keys is done,
+//   with kLevelInverse(15) or (255). When some |x| > 2^100, or zero or scale aren't finite fp16,
+//   the token is unencodable: scale, zero and codes are 0 and its error is its norm.
+// 16-bit formats: the original bits.
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+
+#include "kernels/core/check.h"
+#include "kernels/core/half.h"
+#include "kernels/core/witness.h"
+#include "kernels/reference/hadamard.h"
+#include "kernels/reference/reference.h"
+#include "kernels/reference/round_up.h"
+#include "kernels/reference/tile_codec.h"
+
+namespace certkv::reference {
+namespace {
+
+// Relative error of a norm computed in double: under 3 roundings for each of at most 256 squares,
+// and the root: 770 * 2^-53 < 2^-43. Squares of subnormal floats are normal doubles.
+constexpr double kNormInflation = 1 + 0x1p-42;
+// Above this a float butterfly of 8 stages could overflow later on; see the top of the file.
+constexpr float kRotationInputMax = 0x1p100f;
+
+struct AffineCoding {
+  uint16_t scale;  // fp16 bits
+  uint16_t zero;
+  float zero_value;
+  float inverse;
+};
+
+float LevelInverse(int level_max) { return static_cast<float>((1 + 0x1p-22) / level_max); }
+
+AffineCoding ChooseCoding(float min, float max, int level_max) {
+  AffineCoding coding;
+  coding.zero = FloatToF16RoundedDown(min);
+  if (coding.zero == 0x8000) coding.zero = 0;
+  coding.zero_value = F16ToFloat(coding.zero);
+  const float range = max - coding.zero_value;
+  coding.scale = range > 0 ? FloatToF16RoundedUp(range * LevelInverse(level_max)) : uint16_t{0};
+  coding.inverse = coding.scale != 0 ? 1.0f / F16ToFloat(coding.scale) : 0.0f;
+  return coding;
+}
+
+uint32_t ChooseCode(const AffineCoding& coding, float x, int level_max) {
+  const float quotient = (x - coding.zero_value) * coding.inverse;
+  const float code = std::nearbyint(quotient);
+  CERTKV_CHECK(code >= 0 && code <= static_cast<float>(level_max), "a code never clips");
+  return static_cast<uint32_t>(code);
+}
+
+float Original(const QuantizeTileArgs& args, const uint16_t* rows, int64_t stride, int t, int i) {
+  return OriginalToFloat(args.spec->original_dtype, rows[t * stride + i]);
+}
+
+float Key(const QuantizeTileArgs& args, int t, int i) {
+  return Original(args, args.keys, args.key_stride, t, i);
+}
+
+float Value(const QuantizeTileArgs& args, int t, int i) {
+  return Original(args, args.values, args.value_stride, t, i);
+}
+
+void EncodeAffineKeys(const QuantizeTileArgs& args) {
+  for (int i = 0; i < args.layout->head_dim; ++i) {
+    float min = Key(args, 0, i);
+    float max = min;
+    for (int t = 1; t < kTileTokens; ++t) {
+      min = std::min(min, Key(args, t, i));
+      max = std::max(max, Key(args, t, i));
+    }
+    const AffineCoding coding = ChooseCoding(min, max, 255);
+    WriteKeyScaleAndZero(*args.layout, args.scan, i, coding.scale, coding.zero);
+    for (int t = 0; t < kTileTokens; ++t) {
+      const uint32_t code = ChooseCode(coding, Key(args, t, i), 255);
+      WriteKeyCode(*args.layout, args.scan, args.detail, t, i, code);
+    }
+  }
+}
+
+void EncodeKeys(const QuantizeTileArgs& args) {
+  const TileLayout& layout = *args.layout;
+  if (IsAffine(layout.key_format)) {
+    EncodeAffineKeys(args);
+    return;
+  }
+  const float key_scale = args.spec->layers[args.layer].fp8_key_scale;
+  for (int t = 0; t < kTileTokens; ++t) {
+    for (int i = 0; i < layout.head_dim; ++i) {
+      const uint32_t code = layout.key_format == KeyFormat::kFp8E4m3
+                                ? FloatToE4m3(Key(args, t, i) / key_scale)
+                                : args.keys[t * args.key_stride + i];
+      WriteKeyCode(layout, args.scan, args.detail, t, i, code);
+    }
+  }
+}
+
+// Largest ||k^_t||_2 over the tokens and over the depths at which the stored codes can be read,
+// those of a repacked tile (K8 -> K6 -> K4) included.
+float KeyNormMax(const QuantizeTileArgs& args) {
+  const TileLayout& layout = *args.layout;
+  const KeyFormat depths[] = {KeyFormat::kK8, KeyFormat::kK6, KeyFormat::kK4};
+  double norm_max = 0;
+  for (int t = 0; t < kTileTokens; ++t) {
+    for (const KeyFormat depth : depths) {
+      if (IsAffine(layout.key_format) && depth < layout.key_format) continue;  // finer than stored
+      double sum = 0;
+      for (int i = 0; i < layout.head_dim; ++i) {
+        const double key = IsAffine(layout.key_format)
+                               ? DecodeAffineKey(AffineDepthOf(depth),
+                                                 ReadKeyCode(layout, args.scan, args.detail, t, i),
+                                                 ReadKeyScale(layout, args.scan, i),
+                                                 ReadKeyZero(layout, args.scan, i))
+                               : DecodeKey(layout, args.scan, args.detail, t, i);
+        sum += key * key;
+      }
+      norm_max = std::max(norm_max, std::sqrt(sum));
+    }
+  }
+  return RoundUpToFloat(norm_max * kNormInflation);
+}
+
+// Residual norms of each token and band, at the depth of a full read. Returns the exponent.
+int16_t EncodeWitnesses(const QuantizeTileArgs& args) {
+  const TileLayout& layout = *args.layout;
+  const int bands = layout.witness_bands;
+  std::array<std::array<float, kWitnessBandsMax>, kTileTokens> norms{};
+  float norm_max = 0;
+  for (int t = 0; t < kTileTokens; ++t) {
+    std::array<double, kWitnessBandsMax> sums{};
+    for (int i = 0; i < layout.head_dim; ++i) {
+      const double residual = Key(args, t, i) - DecodeKey(layout, args.scan, args.detail, t, i);
+      sums[WitnessBandOf(layout, i)] += residual * residual;
+    }
+    for (int b = 0; b < bands; ++b) {
+      norms[t][b] = RoundUpToFloat(std::sqrt(sums[b]) * kNormInflation);
+      norm_max = std::max(norm_max, norms[t][b]);
+    }
+  }
+  const int16_t exponent = WitnessExponentFor(norm_max);
+  for (int t = 0; t < kTileTokens; ++t) {
+    for (int b = 0; b < bands; ++b) {
+      WriteWitness(layout, args.scan, t, b, EncodeWitness(norms[t][b], exponent));
+    }
+  }
+  return exponent;
+}
+
+void EncodeRotatedToken(const QuantizeTileArgs& args, int t) {
+  const TileLayout& layout = *args.layout;
+  const int level_max = layout.value_format == ValueFormat::kV4 ? 15 : 255;
+  std::array<float, kHeadDimMax> rotated;
+  float magnitude = 0;
+  for (int i = 0; i < layout.value_dim; ++i) {
+    rotated[i] = Value(args, t, i);
+    magnitude = std::max(magnitude, std::fabs(rotated[i]));
+  }
+  if (!(magnitude <= kRotationInputMax)) return;  // unencodable: zeros, as the records start
+  RotateHadamard(rotated.data(), layout.value_dim);
+  const auto [min, max] = std::minmax_element(rotated.begin(), rotated.begin() + layout.value_dim);
+  const AffineCoding coding = ChooseCoding(*min, *max, level_max);
+  if (!IsFiniteOriginal(OriginalDtype::kF16, coding.zero) ||
+      !IsFiniteOriginal(OriginalDtype::kF16, coding.scale)) {
+    return;
+  }
+  WriteValueScaleAndZero(layout, args.detail, t, coding.scale, coding.zero);
+  for (int i = 0; i < layout.value_dim; ++i) {
+    WriteValueCode(layout, args.detail, t, i, ChooseCode(coding, rotated[i], level_max));
+  }
+}
+
+void EncodeValues(const QuantizeTileArgs& args) {
+  for (int t = 0; t < kTileTokens; ++t) {
+    if (ValuesAreRotated(*args.layout)) {
+      EncodeRotatedToken(args, t);
+      continue;
+    }
+    for (int i = 0; i < args.layout->value_dim; ++i) {
+      WriteValueCode(*args.layout, args.detail, t, i, args.values[t * args.value_stride + i]);
+    }
+  }
+}
+
+struct ValueNorms {
+  double norm;   // >= ||v_t||_2
+  double error;  // >= ||v_t - v^_t||_2
+};
+
+// v^ is the exact inverse rotation of the stored values. The exact rotation R keeps norms, so
+// ||v - v^|| = ||R v - stored||. R v is computed in double: at most 8 stages, one product and its
+// rounded factor, each off by at most 2^-53 ||v|| in norm, together under 2^-48 ||v||.
+ValueNorms MeasureValue(const QuantizeTileArgs& args, int t) {
+  const TileLayout& layout = *args.layout;
+  std::array<double, kHeadDimMax> rotated;
+  double norm_square = 0;
+  for (int i = 0; i < layout.value_dim; ++i) {
+    rotated[i] = Value(args, t, i);
+    norm_square += rotated[i] * rotated[i];
+  }
+  const double norm = std::sqrt(norm_square) * kNormInflation;
+  if (!ValuesAreRotated(layout)) return {norm, 0};
+  RotateHadamard(rotated.data(), layout.value_dim);
+  double error_square = 0;
+  for (int i = 0; i < layout.value_dim; ++i) {
+    const double error = rotated[i] - DecodeStoredValue(layout, args.detail, t, i);
+    error_square += error * error;
+  }
+  return {norm, std::sqrt(error_square) * kNormInflation + norm * 0x1p-48};
+}
+
+}  // namespace
+
+void QuantizeTile(const QuantizeTileArgs& args) {
+  const TileLayout& layout = *args.layout;
+  std::memset(args.scan, 0, layout.scan_bytes);
+  std::memset(args.detail, 0, layout.detail_bytes);
+  EncodeKeys(args);
+  EncodeValues(args);
+
+  TileHeader header{};
+  header.magic = kTileMagic;
+  header.format_version = kTileFormatVersion;
+  header.key_format = static_cast<uint8_t>(layout.key_format);
+  header.value_format = static_cast<uint8_t>(layout.value_format);
+  header.witness_bands = static_cast<uint8_t>(layout.witness_bands);
+  header.identity_tag = args.identity_tag;
+  if (layout.key_format == KeyFormat::kFp8E4m3) {
+    header.key_scale = args.spec->layers[args.layer].fp8_key_scale;
+  }
+  std::memcpy(args.scan, &header, sizeof(header));  // DecodeKey reads key_scale
+
+  if (layout.witness_bands > 0) header.witness_exponent = EncodeWitnesses(args);
+  header.key_norm = KeyNormMax(args);
+  double radius = 0;
+  for (int s = 0; s < kSubBlocksPerTile; ++s) {
+    double error_max = 0;
+    for (int u = 0; u < kSubBlockTokens; ++u) {
+      const ValueNorms norms = MeasureValue(args, s * kSubBlockTokens + u);
+      radius = std::max(radius, norms.norm);
+      error_max = std::max(error_max, norms.error);
+    }
+    header.value_error_bound[s] = FloatToF16RoundedUp(RoundUpToFloat(error_max));
+  }
+  header.value_radius = RoundUpToFloat(radius);
+  std::memcpy(args.scan, &header, sizeof(header));
+}
+
+}  // namespace certkv::reference

@@ -1,0 +1,31 @@
+// The reference backend: the one header that ops includes. Contracts are in kernels/ops.
+//
+// It is the definition of every operation: double where a format doesn't ask for float, one loop
+// per index. Arguments were checked by ops; these functions do math and can't fail.
+// Threads: concurrent calls are safe when their outputs differ.
+#ifndef CERTKV_KERNELS_REFERENCE_REFERENCE_H_
+#define CERTKV_KERNELS_REFERENCE_REFERENCE_H_
+
+#include <cstdint>
+
+#include "kernels/core/tile_layout.h"
+#include "kernels/ops/attend.h"
+#include "kernels/ops/quantize_tile.h"
+
+namespace certkv::reference {
+
+// Writes all of the scan and the detail record but the header's three checksums, which ops adds.
+// Originals are finite; affine keys lie within +-65504.
+void QuantizeTile(const QuantizeTileArgs& args);
+
+// The tile was checked by CheckTile.
+void DequantizeTile(const TileLayout& layout, const uint8_t* scan, const uint8_t* detail,
+                    float* keys, float* values);
+
+int64_t AttendWorkspaceBytes(const AttendArgs& args);
+
+void Attend(const AttendArgs& args, const AttendResult& result, void* workspace);
+
+}  // namespace certkv::reference
+
+#endif  // CERTKV_KERNELS_REFERENCE_REFERENCE_H_
