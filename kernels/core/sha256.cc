@@ -19,10 +19,11 @@ Sha256::Sha256() : state_(std::make_unique<State>()) {
       "OpenSSL provides SHA-256");
 }
 
-Sha256::~Sha256() { EVP_MD_CTX_free(state_->context); }
+Sha256::~Sha256() { EVP_MD_CTX_free(state_->context); }  // null after Finish()
 
 void Sha256::AddBytes(absl::string_view bytes) {
-  CERTKV_CHECK(EVP_DigestUpdate(state_->context, bytes.data(), bytes.size()) == 1,
+  CERTKV_CHECK(state_->context != nullptr &&
+                   EVP_DigestUpdate(state_->context, bytes.data(), bytes.size()) == 1,
                "SHA-256 accepts bytes until it is finished");
 }
 
@@ -47,8 +48,12 @@ void Sha256::AddF32(float value) { AddU32(std::bit_cast<uint32_t>(value)); }
 std::array<uint8_t, 32> Sha256::Finish() {
   std::array<uint8_t, 32> digest{};
   unsigned int size = 0;
-  CERTKV_CHECK(EVP_DigestFinal_ex(state_->context, digest.data(), &size) == 1 && size == 32,
+  // OpenSSL itself would quietly give other bytes the second time.
+  CERTKV_CHECK(state_->context != nullptr &&
+                   EVP_DigestFinal_ex(state_->context, digest.data(), &size) == 1 && size == 32,
                "SHA-256 is finished once and gives 32 bytes");
+  EVP_MD_CTX_free(state_->context);
+  state_->context = nullptr;
   return digest;
 }
 

@@ -10,7 +10,8 @@
 
 namespace certkv {
 
-// Feed values, then Finish() once. Not thread-safe. Aborts if OpenSSL has no SHA-256.
+// Feed values, then Finish() once; anything after it aborts. Not thread-safe. Aborts if OpenSSL has
+// no SHA-256.
 class Sha256 {
  public:
   Sha256();
