@@ -111,8 +111,9 @@ bool MeetsTvTolerance(const ReadCertificate& certificate, const Tolerances& tole
 bool MeetsValueTolerance(const ReadCertificate& certificate, const Tolerances& tolerances) {
   // A radius of zero or infinity says nothing about the scale of values: only a zero term passes.
   if (certificate.value_term == 0) return true;
-  return std::isfinite(certificate.value_radius) &&
-         certificate.value_term <= tolerances.value_tolerance * certificate.value_radius;
+  // The product is exact in double; in float it could overflow and admit an infinite term.
+  return std::isfinite(certificate.value_term) && std::isfinite(certificate.value_radius) &&
+         certificate.value_term <= double{tolerances.value_tolerance} * certificate.value_radius;
 }
 
 bool MeetsOutputTolerance(const ReadCertificate& certificate, const Tolerances& tolerances) {

@@ -72,8 +72,8 @@ struct ReadCertificate {
   int64_t repair_bytes = 0;          // originals re-read for this head
 };
 
-// Do the bounds of `certificate` meet `tolerances`? NaN and infinity never do. The one place where
-// this is decided.
+// Do the bounds of `certificate` meet `tolerances`? A limited bound that is NaN or infinite never
+// does. The one place where this is decided.
 bool MeetsTolerances(const ReadCertificate& certificate, const Tolerances& tolerances);
 // The same for the tv alone, and for the value and output parts.
 bool MeetsTvTolerance(const ReadCertificate& certificate, const Tolerances& tolerances);

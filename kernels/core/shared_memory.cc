@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <utility>
 
@@ -25,7 +26,8 @@
 namespace certkv {
 namespace {
 
-constexpr int kFdsPerMessageMax = 8;
+constexpr size_t kFdsPerMessageMax = 8;
+constexpr int kPollMsMax = 1 << 30;  // 12 days, in one poll
 constexpr size_t kMessageBytesMaxWithFds = 4096;
 
 std::string ErrnoText() { return std::strerror(errno); }
@@ -136,12 +138,22 @@ absl::Status SendWithFds(int socket, absl::string_view bytes, const std::vector<
 }
 
 absl::StatusOr<BytesWithFds> ReceiveWithFds(int socket, int64_t byte_count, int64_t timeout_ms) {
+  using Clock = std::chrono::steady_clock;  // of the kernel's poll; no decision hangs on it
+  const Clock::time_point deadline = Clock::now() + std::chrono::milliseconds(timeout_ms);
   BytesWithFds result;
   while (static_cast<int64_t>(result.bytes.size()) < byte_count) {
+    int wait_ms = -1;
+    if (timeout_ms != 0) {
+      const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now());
+      wait_ms = static_cast<int>(std::clamp<int64_t>(left.count(), 0, kPollMsMax));
+    }
     pollfd waiting{socket, POLLIN, 0};
-    const int ready = poll(&waiting, 1, timeout_ms == 0 ? -1 : static_cast<int>(timeout_ms));
+    const int ready = poll(&waiting, 1, wait_ms);
     if (ready < 0 && errno == EINTR) continue;
-    if (ready == 0) return SocketClosed(absl::StrCat("no answer in ", timeout_ms, " ms"));
+    if (ready == 0 && wait_ms < kPollMsMax) {
+      return SocketClosed(absl::StrCat("no answer in ", timeout_ms, " ms"));
+    }
+    if (ready == 0) continue;
     char buffer[kMessageBytesMaxWithFds];
     alignas(cmsghdr) char control[CMSG_SPACE(kFdsPerMessageMax * sizeof(int))] = {};
     const size_t wanted =
@@ -164,6 +176,10 @@ absl::StatusOr<BytesWithFds> ReceiveWithFds(int socket, int64_t byte_count, int6
         std::memcpy(&fd, CMSG_DATA(header) + i * sizeof(int), sizeof(int));
         result.fds.emplace_back(fd);
       }
+    }
+    if ((message.msg_flags & MSG_CTRUNC) != 0 || result.fds.size() > kFdsPerMessageMax) {
+      return SocketClosed(
+          absl::StrCat("the peer sent more than ", kFdsPerMessageMax, " descriptors"));
     }
     result.bytes.append(buffer, static_cast<size_t>(count));
   }

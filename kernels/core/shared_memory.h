@@ -86,11 +86,12 @@ struct BytesWithFds {
   std::vector<UniqueFd> fds;
 };
 // Receives exactly `byte_count` bytes and the descriptors that came with them, blocking.
-// Errors: Unavailable [SOCKET_CLOSED], the peer closed or `timeout_ms` passed (0 = wait for ever).
+// Errors: Unavailable [SOCKET_CLOSED], the peer closed, `timeout_ms` passed in all (0 = wait for
+// ever), or the peer sent more than 8 descriptors; those received are closed.
 absl::StatusOr<BytesWithFds> ReceiveWithFds(int socket, int64_t byte_count, int64_t timeout_ms);
 
-// Connects to a Unix stream socket. Errors: Unavailable [SOCKET_CONNECT_FAILED] with path and
-// errno.
+// Connects to a Unix stream socket. Errors: InvalidArgument [SOCKET_PATH_TOO_LONG], a path that is
+// empty or doesn't fit an address; Unavailable [SOCKET_CONNECT_FAILED] with path and errno.
 absl::StatusOr<UniqueFd> ConnectUnixSocket(absl::string_view path);
 
 }  // namespace certkv
