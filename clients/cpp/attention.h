@@ -1,0 +1,69 @@
+// Attention: certified reads of one sequence.
+//
+// An output is certified within the tolerances of the request's policy lease, or exact, or an
+// error. When the certifier can't be reached, or the lease has expired and gate is gone, the
+// originals are read in this process (exact); when that is impossible too the read fails.
+#ifndef CERTKV_CLIENTS_CPP_ATTENTION_H_
+#define CERTKV_CLIENTS_CPP_ATTENTION_H_
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "clients/cpp/request.h"
+#include "clients/cpp/worker.h"
+#include "kernels/core/policy.h"
+
+namespace certkv::client {
+
+// One layer and position, all query heads.
+struct ReadRequest {
+  int32_t layer = 0;
+  int64_t query_position = 0;          // reads tokens 0 .. query_position, or the layer's window
+  const float* queries = nullptr;      // [query_head_count][d]
+  const float* sink_logits = nullptr;  // [query_head_count] nats, or null
+};
+
+struct ReadResult {
+  absl::Status status;                        // of this read alone; no outputs unless OK
+  std::vector<float> outputs;                 // [query_head_count][d_v]
+  std::vector<ReadCertificate> certificates;  // one per query head
+  bool in_process = false;                    // read here, because the certifier couldn't be used
+  int64_t read_time_ns = 0;
+  // With SetAudit(true): [query_head_count][tile_count], kSource bits of kernels/ops/attend.h.
+  std::vector<uint8_t> tile_sources;
+};
+
+// Threads: one call at a time.
+class Attention {
+ public:
+  // Opens a view at the certifier; if that can't be reached, reads are exact in this process until
+  // a later call reaches it. `worker`, `sequence`, `request` must outlive the result.
+  // Errors: FailedPrecondition [LEASE_LOST]; Aborted [BLOCK_REUSED]; InvalidArgument.
+  static absl::StatusOr<std::unique_ptr<Attention>> Open(Worker& worker, Sequence& sequence,
+                                                         Request& request);
+  virtual ~Attention() = default;
+
+  // From now on results say where each tile was read from (for auditors; costs message bytes).
+  virtual void SetAudit(bool audit) = 0;
+
+  // Tells the certifier of blocks and tail tokens that were appended to the sequence since.
+  // Errors: as Open.
+  virtual absl::Status Refresh() = 0;
+
+  // Reads in order; one result per read. Certificates are reported to gate. A failed read is in its
+  // result; the call itself fails only on misuse (InvalidArgument [READ_INVALID]).
+  virtual absl::StatusOr<std::vector<ReadResult>> Attend(absl::Span<const ReadRequest> reads) = 0;
+};
+
+// The exact attention of one read from the originals that the worker maps: no certifier involved.
+// Errors: Aborted [BLOCK_REUSED]; FailedPrecondition [LEASE_LOST]; InvalidArgument [READ_INVALID].
+absl::StatusOr<ReadResult> AttendExactInProcess(const Worker& worker, const Sequence& sequence,
+                                                const ReadRequest& read);
+
+}  // namespace certkv::client
+
+#endif  // CERTKV_CLIENTS_CPP_ATTENTION_H_

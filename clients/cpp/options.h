@@ -1,0 +1,35 @@
+// How a client reaches the services.
+#ifndef CERTKV_CLIENTS_CPP_OPTIONS_H_
+#define CERTKV_CLIENTS_CPP_OPTIONS_H_
+
+#include <cstdint>
+#include <string>
+
+#include "absl/strings/string_view.h"
+
+namespace certkv::client {
+
+// gRPC targets: "unix:/run/certkv/certkvd.sock" or "host:port". An empty certifier or gate target
+// is that of the store (certkvd serves all three on one socket).
+struct Options {
+  std::string kvstore_target;  // "" = DefaultTarget()
+  std::string certifier_target;
+  std::string gate_target;
+  std::string worker_name = "worker";  // for people, in lists and errors
+  int64_t rpc_timeout_ms = 10000;      // deadline of a unary call
+  int64_t seal_timeout_ms = 120000;    // deadline of SealBlocks, which quantizes
+  int64_t lease_duration_ms = 30000;   // block leases; renewed at a third of it
+  int32_t staging_slot_count = 0;  // blocks a worker can have open at once; 0 = server's default
+};
+
+// unix:<runtime directory>/certkvd.sock, where the runtime directory is $CERTKV_RUNTIME_DIR, or
+// $XDG_RUNTIME_DIR/certkv, or /tmp/certkv-<uid>.
+std::string DefaultTarget();
+std::string RuntimeDirectory();
+
+// `options` with the empty targets filled in.
+Options ResolveTargets(const Options& options);
+
+}  // namespace certkv::client
+
+#endif  // CERTKV_CLIENTS_CPP_OPTIONS_H_

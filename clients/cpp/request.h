@@ -1,0 +1,73 @@
+// Request: one request's account at gate. Holds its policy lease, reports certificates in batches
+// off the critical path, and renews the lease before it expires.
+#ifndef CERTKV_CLIENTS_CPP_REQUEST_H_
+#define CERTKV_CLIENTS_CPP_REQUEST_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "clients/cpp/options.h"
+#include "kernels/core/policy.h"
+
+namespace certkv::client {
+
+struct RequestOptions {
+  std::string label;                       // free text for people
+  const Tolerances* tolerances = nullptr;  // null = the policy's; may only be tighter
+  ReadMode read_mode = ReadMode::kEnforce;
+};
+
+// What gate knows of a request's risk; see RequestRisk in proto/certkv/gate/v1/gate.proto.
+struct RiskSummary {
+  std::string request;
+  bool closed = false;
+  int64_t read_count = 0;
+  int64_t failed_read_count = 0;
+  float risk_score = 0;
+  float max_worst_case_tv = 0;
+  double sum_worst_case_tv = 0;
+  int64_t reads_certified_first = 0;
+  int64_t reads_repaired_values = 0;
+  int64_t reads_repaired_keys = 0;
+  int64_t reads_repaired_head = 0;
+  int64_t reads_repaired_layer = 0;
+  int64_t reads_exact = 0;
+  int64_t reads_observed = 0;
+  int64_t repair_bytes = 0;
+};
+
+// Threads: all calls are safe from several threads.
+class Request {
+ public:
+  // Errors: InvalidArgument [REQUEST_ID_INVALID | TOLERANCE_INVALID]; ResourceExhausted
+  //         [REQUEST_LIMIT]; Unavailable, gate can't be reached (read exact then, see Attention).
+  static absl::StatusOr<std::unique_ptr<Request>> Open(const Options& options,
+                                                       const std::string& request_id,
+                                                       const RequestOptions& request_options);
+  // A request without gate: every read is exact. For engines that must go on when gate is down.
+  static std::unique_ptr<Request> Ungoverned(const std::string& request_id);
+  virtual ~Request() = default;
+
+  // The lease to read under now. After gate was lost and the last lease has expired, or when gate
+  // ordered it, its read_mode is kExact. Doesn't block.
+  virtual PolicyLease CurrentLease() = 0;
+
+  // Queues certificates for gate; doesn't block unless 64 batches wait.
+  virtual void Report(absl::Span<const ReadCertificate> certificates,
+                      int64_t failed_read_count) = 0;
+  // Waits until all that was reported is acknowledged.
+  // Errors: Unavailable [GATE_UNREACHABLE], DeadlineExceeded [REPORT_TIMEOUT].
+  virtual absl::Status Flush() = 0;
+
+  virtual absl::StatusOr<RiskSummary> Risk() = 0;
+  // Flushes and closes at gate. Also done by the destructor, which ignores errors.
+  virtual absl::StatusOr<RiskSummary> Close() = 0;
+};
+
+}  // namespace certkv::client
+
+#endif  // CERTKV_CLIENTS_CPP_REQUEST_H_

@@ -1,0 +1,177 @@
+#include "clients/cpp/store_client.h"
+
+#include "clients/cpp/rpc.h"
+#include "kernels/core/status.h"
+#include "services/common/convert.h"
+
+namespace certkv::client {
+namespace {
+
+namespace v1 = certkv::kvstore::v1;
+
+template <typename Response>
+absl::StatusOr<LeasedBlocks> LeasedBlocksFrom(const Response& response) {
+  LeasedBlocks result;
+  for (const auto& block : response.blocks()) {
+    CERTKV_ASSIGN_OR_RETURN(BlockHandle handle, BlockHandleFromProto(block));
+    result.blocks.push_back(handle);
+  }
+  result.lease = LeaseId{response.lease_id()};
+  result.expire_time_ms = response.expire_time_ms();
+  return result;
+}
+
+void AddKeys(absl::Span<const BlockKey> keys,
+             google::protobuf::RepeatedPtrField<std::string>* field) {
+  for (const BlockKey& key : keys) *field->Add() = std::string(key.view());
+}
+
+}  // namespace
+
+StoreClient::StoreClient(const Options& options)
+    : options_(options), stub_(v1::KvStore::NewStub(MakeChannel(options.kvstore_target))) {}
+
+absl::StatusOr<RegisteredCache> StoreClient::RegisterCache(const CacheSpec& spec) {
+  v1::RegisterCacheRequest request;
+  *request.mutable_spec() = CacheSpecToProto(spec);
+  v1::RegisterCacheResponse response;
+  CERTKV_RETURN_IF_ERROR(
+      CallUnary(options_.rpc_timeout_ms, Retry::kIdempotent, [&](grpc::ClientContext& context) {
+        return stub_->RegisterCache(&context, request, &response);
+      }));
+  CERTKV_ASSIGN_OR_RETURN(SpecDigest digest, SpecDigestFromBytes(response.spec_digest()));
+  return RegisteredCache{CacheId{response.cache_id()}, digest, response.device_slot_count(),
+                         response.backing_slot_count()};
+}
+
+absl::StatusOr<AttachedSession> StoreClient::AttachWorker(CacheId cache) {
+  v1::AttachWorkerRequest request;
+  request.set_cache_id(static_cast<int64_t>(cache));
+  request.set_worker_name(options_.worker_name);
+  request.set_role(v1::SESSION_ROLE_WORKER);
+  request.set_staging_slot_count(options_.staging_slot_count);
+  v1::AttachWorkerResponse response;
+  CERTKV_RETURN_IF_ERROR(
+      CallUnary(options_.rpc_timeout_ms, Retry::kNever, [&](grpc::ClientContext& context) {
+        return stub_->AttachWorker(&context, request, &response);
+      }));
+  return AttachedSession{SessionId{response.session_id()}, response.fd_token(),
+                         response.fd_socket(), response.staging_slot_count(),
+                         response.staging_id()};
+}
+
+absl::Status StoreClient::DetachWorker(SessionId session) {
+  v1::DetachWorkerRequest request;
+  request.set_session_id(static_cast<int64_t>(session));
+  v1::DetachWorkerResponse response;
+  return CallUnary(options_.rpc_timeout_ms, Retry::kNever, [&](grpc::ClientContext& context) {
+    return stub_->DetachWorker(&context, request, &response);
+  });
+}
+
+absl::StatusOr<LeasedBlocks> StoreClient::LookupAndLease(SessionId session,
+                                                         absl::Span<const BlockKey> keys) {
+  v1::LookupAndLeaseRequest request;
+  request.set_session_id(static_cast<int64_t>(session));
+  AddKeys(keys, request.mutable_block_keys());
+  request.set_lease_duration_ms(options_.lease_duration_ms);
+  v1::LookupAndLeaseResponse response;
+  // Not retried: an answer that was lost would leave a second lease until its deadline.
+  CERTKV_RETURN_IF_ERROR(
+      CallUnary(options_.seal_timeout_ms, Retry::kNever, [&](grpc::ClientContext& context) {
+        return stub_->LookupAndLease(&context, request, &response);
+      }));
+  return LeasedBlocksFrom(response);
+}
+
+absl::StatusOr<std::vector<int32_t>> StoreClient::ReserveBlocks(SessionId session,
+                                                                int32_t block_count) {
+  v1::ReserveBlocksRequest request;
+  request.set_session_id(static_cast<int64_t>(session));
+  request.set_block_count(block_count);
+  v1::ReserveBlocksResponse response;
+  CERTKV_RETURN_IF_ERROR(
+      CallUnary(options_.rpc_timeout_ms, Retry::kNever, [&](grpc::ClientContext& context) {
+        return stub_->ReserveBlocks(&context, request, &response);
+      }));
+  return std::vector<int32_t>(response.staging_slots().begin(), response.staging_slots().end());
+}
+
+absl::StatusOr<LeasedBlocks> StoreClient::SealBlocks(SessionId session,
+                                                     absl::Span<const SealItem> items) {
+  v1::SealBlocksRequest request;
+  request.set_session_id(static_cast<int64_t>(session));
+  request.set_lease_duration_ms(options_.lease_duration_ms);
+  for (const SealItem& item : items) {
+    v1::SealEntry* entry = request.add_entries();
+    entry->set_staging_slot(item.staging_slot);
+    entry->set_block_key(std::string(item.key.view()));
+    entry->set_parent_key(std::string(item.parent.view()));
+  }
+  v1::SealBlocksResponse response;
+  CERTKV_RETURN_IF_ERROR(
+      CallUnary(options_.seal_timeout_ms, Retry::kNever, [&](grpc::ClientContext& context) {
+        return stub_->SealBlocks(&context, request, &response);
+      }));
+  CERTKV_ASSIGN_OR_RETURN(LeasedBlocks blocks, LeasedBlocksFrom(response));
+  blocks.shared_count = response.shared_count();
+  return blocks;
+}
+
+absl::Status StoreClient::AbortBlocks(SessionId session, absl::Span<const int32_t> staging_slots) {
+  v1::AbortBlocksRequest request;
+  request.set_session_id(static_cast<int64_t>(session));
+  for (const int32_t slot : staging_slots) request.add_staging_slots(slot);
+  v1::AbortBlocksResponse response;
+  return CallUnary(options_.rpc_timeout_ms, Retry::kIdempotent, [&](grpc::ClientContext& context) {
+    return stub_->AbortBlocks(&context, request, &response);
+  });
+}
+
+absl::StatusOr<int64_t> StoreClient::RenewLease(SessionId session, LeaseId lease) {
+  v1::RenewLeaseRequest request;
+  request.set_session_id(static_cast<int64_t>(session));
+  request.set_lease_id(static_cast<int64_t>(lease));
+  request.set_lease_duration_ms(options_.lease_duration_ms);
+  v1::RenewLeaseResponse response;
+  CERTKV_RETURN_IF_ERROR(
+      CallUnary(options_.rpc_timeout_ms, Retry::kIdempotent, [&](grpc::ClientContext& context) {
+        return stub_->RenewLease(&context, request, &response);
+      }));
+  return response.expire_time_ms();
+}
+
+absl::Status StoreClient::ReleaseLease(SessionId session, LeaseId lease) {
+  v1::ReleaseLeaseRequest request;
+  request.set_session_id(static_cast<int64_t>(session));
+  request.set_lease_id(static_cast<int64_t>(lease));
+  v1::ReleaseLeaseResponse response;
+  return CallUnary(options_.rpc_timeout_ms, Retry::kIdempotent, [&](grpc::ClientContext& context) {
+    return stub_->ReleaseLease(&context, request, &response);
+  });
+}
+
+absl::StatusOr<v1::Stats> StoreClient::GetStats() {
+  v1::Stats response;
+  CERTKV_RETURN_IF_ERROR(
+      CallUnary(options_.rpc_timeout_ms, Retry::kIdempotent, [&](grpc::ClientContext& context) {
+        return stub_->GetStats(&context, v1::GetStatsRequest(), &response);
+      }));
+  return response;
+}
+
+absl::StatusOr<v1::ListBlocksResponse> StoreClient::ListBlocks(CacheId cache, int32_t page_size,
+                                                               const std::string& page_token) {
+  v1::ListBlocksRequest request;
+  request.set_cache_id(static_cast<int64_t>(cache));
+  request.set_page_size(page_size);
+  request.set_page_token(page_token);
+  v1::ListBlocksResponse response;
+  CERTKV_RETURN_IF_ERROR(
+      CallUnary(options_.rpc_timeout_ms, Retry::kIdempotent, [&](grpc::ClientContext& context) {
+        return stub_->ListBlocks(&context, request, &response);
+      }));
+  return response;
+}
+
+}  // namespace certkv::client

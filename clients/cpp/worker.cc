@@ -1,0 +1,322 @@
+#include "clients/cpp/worker.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+#include "clients/cpp/lease_keeper.h"
+#include "clients/cpp/store_client.h"
+#include "kernels/core/check.h"
+#include "kernels/core/fd_protocol.h"
+#include "kernels/core/limits.h"
+#include "kernels/core/status.h"
+
+namespace certkv::client {
+namespace {
+
+constexpr int64_t kFdReplyTimeoutMs = 10000;
+constexpr int32_t kSealBatchBlocks = 32;  // blocks written and sealed per call
+
+absl::Status SequenceInvalid(absl::string_view message) {
+  return MakeError(absl::StatusCode::kInvalidArgument, "SEQUENCE_INVALID", message);
+}
+
+// Sends the session's token and takes over the three descriptors of a WORKER.
+absl::StatusOr<std::vector<UniqueFd>> FetchSlabs(int socket, const AttachedSession& session) {
+  FdRequest request{};
+  request.magic = kFdMagic;
+  if (session.fd_token.size() != sizeof(request.token)) {
+    return MakeError(absl::StatusCode::kInternal, "FD_TOKEN_INVALID",
+                     absl::StrCat("the store's fd_token has ", session.fd_token.size(),
+                                  " bytes, expected ", sizeof(request.token)));
+  }
+  std::memcpy(request.token, session.fd_token.data(), sizeof(request.token));
+  CERTKV_RETURN_IF_ERROR(SendWithFds(
+      socket, absl::string_view(reinterpret_cast<const char*>(&request), sizeof(request)), {}));
+  CERTKV_ASSIGN_OR_RETURN(BytesWithFds answer,
+                          ReceiveWithFds(socket, sizeof(FdReply), kFdReplyTimeoutMs));
+  FdReply reply{};
+  std::memcpy(&reply, answer.bytes.data(), sizeof(reply));
+  reply.reason[sizeof(reply.reason) - 1] = '\0';
+  reply.message[sizeof(reply.message) - 1] = '\0';
+  if (reply.magic == kFdMagic && reply.code != 0) {
+    return MakeError(static_cast<absl::StatusCode>(reply.code),
+                     reply.reason[0] != '\0' ? reply.reason : "FD_REFUSED", reply.message);
+  }
+  if (reply.magic != kFdMagic || answer.fds.size() != 3) {
+    return MakeError(
+        absl::StatusCode::kInternal, "FD_REPLY_INVALID",
+        absl::StrCat("the store answered with magic ", reply.magic, " and ", answer.fds.size(),
+                     " descriptors, expected ", kFdMagic, " and 3"));
+  }
+  return std::move(answer.fds);
+}
+
+}  // namespace
+
+struct Worker::Impl {
+  Impl(const Options& resolved, const CacheSpec& cache_spec, const RegisteredCache& cache,
+       const AttachedSession& attached, std::unique_ptr<StoreClient> client)
+      : options(resolved),
+        spec(cache_spec),
+        digest(cache.digest),
+        session(attached),
+        store(std::move(client)),
+        device_layout(spec, SlabKind::kDevice, cache.device_slot_count),
+        backing_layout(spec, SlabKind::kBacking, cache.backing_slot_count),
+        staging_layout(spec, SlabKind::kStaging, attached.staging_slot_count),
+        keeper(options.lease_duration_ms,
+               [this](LeaseId lease) { return store->RenewLease(session.session, lease); }) {}
+
+  absl::Status MapSlabs();
+  absl::Status CheckInputs(absl::Span<const int32_t> token_ids, absl::Span<const LayerKv> layers,
+                           const BlockKeyContext& key_context) const;
+  // Copies tokens [first, first + count) of `layers` into rows [row, row + count) of a slot.
+  void WriteStaging(int32_t slot, int64_t first, int32_t count, int32_t row,
+                    absl::Span<const LayerKv> layers);
+
+  const Options options;
+  const CacheSpec spec;
+  const SpecDigest digest;
+  const AttachedSession session;
+  const std::unique_ptr<StoreClient> store;
+  const SlabLayout device_layout;
+  const SlabLayout backing_layout;
+  const SlabLayout staging_layout;
+  UniqueFd socket;  // the session lives while it is open
+  Mapping device;
+  Mapping backing;
+  Mapping staging;
+  LeaseKeeper keeper;  // last: its thread ends before the rest goes
+};
+
+absl::Status Worker::Impl::MapSlabs() {
+  CERTKV_ASSIGN_OR_RETURN(socket, ConnectUnixSocket(session.fd_socket));
+  CERTKV_ASSIGN_OR_RETURN(std::vector<UniqueFd> fds, FetchSlabs(socket.get(), session));
+  CERTKV_ASSIGN_OR_RETURN(device, Mapping::Map(fds[0].get(), Mapping::Access::kReadOnly));
+  CERTKV_ASSIGN_OR_RETURN(backing, Mapping::Map(fds[1].get(), Mapping::Access::kReadOnly));
+  CERTKV_ASSIGN_OR_RETURN(staging, Mapping::Map(fds[2].get(), Mapping::Access::kReadWrite));
+  CERTKV_RETURN_IF_ERROR(device_layout.CheckHeader(device.data(), device.size_bytes()));
+  CERTKV_RETURN_IF_ERROR(backing_layout.CheckHeader(backing.data(), backing.size_bytes()));
+  return staging_layout.CheckHeader(staging.data(), staging.size_bytes());
+}
+
+absl::Status Worker::Impl::CheckInputs(absl::Span<const int32_t> token_ids,
+                                       absl::Span<const LayerKv> layers,
+                                       const BlockKeyContext& key_context) const {
+  if (token_ids.empty() || token_ids.size() > static_cast<size_t>(kSequenceTokensMax)) {
+    return SequenceInvalid(absl::StrCat("sequence has ", token_ids.size(),
+                                        " tokens, must have 1 to ", kSequenceTokensMax));
+  }
+  if (layers.size() != spec.layers.size()) {
+    return SequenceInvalid(absl::StrCat("sequence has keys and values of ", layers.size(),
+                                        " layers, the cache has ", spec.layers.size()));
+  }
+  if (key_context.spec_digest != digest) {
+    return SequenceInvalid("key_context.spec_digest is not this cache's; use DefaultKeyContext");
+  }
+  if (key_context.tenant_salt.size() > static_cast<size_t>(kTenantSaltBytesMax)) {
+    return SequenceInvalid(absl::StrCat("tenant_salt has ", key_context.tenant_salt.size(),
+                                        " bytes, at most ", kTenantSaltBytesMax));
+  }
+  return absl::OkStatus();
+}
+
+void Worker::Impl::WriteStaging(int32_t slot, int64_t first, int32_t count, int32_t row,
+                                absl::Span<const LayerKv> layers) {
+  const int64_t d = spec.head_dim;
+  const int64_t d_v = spec.value_dim;
+  const int64_t heads = spec.kv_head_count;
+  for (int32_t layer = 0; layer < spec.layer_count(); ++layer) {
+    for (int32_t head = 0; head < heads; ++head) {
+      auto* keys = reinterpret_cast<uint16_t*>(staging.data() +
+                                               staging_layout.key_offset(slot, layer, head));
+      auto* values = reinterpret_cast<uint16_t*>(staging.data() +
+                                                 staging_layout.value_offset(slot, layer, head));
+      for (int64_t i = 0; i < count; ++i) {
+        const int64_t from = (first + i) * heads + head;
+        std::memcpy(keys + (row + i) * d, layers[layer].keys + from * d, 2 * d);
+        std::memcpy(values + (row + i) * d_v, layers[layer].values + from * d_v, 2 * d_v);
+      }
+    }
+  }
+}
+
+Worker::Worker(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+
+Worker::~Worker() {
+  // Best effort: the store also ends the session when the descriptor socket closes.
+  impl_->store->DetachWorker(impl_->session.session).IgnoreError();
+}
+
+absl::StatusOr<std::unique_ptr<Worker>> Worker::Attach(const Options& options,
+                                                       const CacheSpec& spec) {
+  CERTKV_RETURN_IF_ERROR(ValidateCacheSpec(spec));
+  const Options resolved = ResolveTargets(options);
+  auto store = std::make_unique<StoreClient>(resolved);
+  CERTKV_ASSIGN_OR_RETURN(RegisteredCache cache, store->RegisterCache(spec));
+  if (cache.digest != DigestCacheSpec(spec)) {
+    return MakeError(
+        absl::StatusCode::kFailedPrecondition, "SPEC_DIGEST_MISMATCH",
+        absl::StrCat("the store computes digest ", ToHex(cache.digest.view(), 8),
+                     "... for this spec, this client ", ToHex(DigestCacheSpec(spec).view(), 8),
+                     "...; run client and store of the same version"));
+  }
+  CERTKV_ASSIGN_OR_RETURN(AttachedSession session, store->AttachWorker(cache.cache));
+  auto impl = std::make_unique<Impl>(resolved, spec, cache, session, std::move(store));
+  std::unique_ptr<Worker> worker(new Worker(std::move(impl)));
+  CERTKV_RETURN_IF_ERROR(worker->impl_->MapSlabs());
+  return worker;
+}
+
+// Seals written slots and gives the sequence their blocks and lease. The slots are free afterwards.
+absl::Status Worker::AddSealed(Sequence& sequence, absl::Span<const BlockKey> keys,
+                               int64_t first_block, absl::Span<const int32_t> slots) {
+  std::vector<SealItem> items;
+  for (size_t i = 0; i < slots.size(); ++i) {
+    const size_t block = first_block + i;
+    items.push_back({slots[i], keys[block], block == 0 ? BlockKey{} : keys[block - 1]});
+  }
+  absl::StatusOr<LeasedBlocks> sealed = impl_->store->SealBlocks(impl_->session.session, items);
+  if (!sealed.ok()) {
+    // The store frees the slots with its answer; where none came, this makes sure. Idempotent.
+    impl_->store->AbortBlocks(impl_->session.session, slots).IgnoreError();
+    return sealed.status();
+  }
+  impl_->keeper.Add(sealed->lease, sealed->expire_time_ms);
+  sequence.leases_.push_back(sealed->lease);
+  for (const BlockHandle& block : sealed->blocks) sequence.blocks_.push_back(block);
+  sequence.shared_block_count_ += sealed->shared_count;
+  return absl::OkStatus();
+}
+
+absl::Status Worker::PutTail(Sequence& sequence, int64_t first_token, int32_t token_count,
+                             absl::Span<const LayerKv> layers) {
+  CERTKV_ASSIGN_OR_RETURN(std::vector<int32_t> slots,
+                          impl_->store->ReserveBlocks(impl_->session.session, 1));
+  impl_->WriteStaging(slots[0], first_token, token_count, 0, layers);
+  sequence.tail_ = TailRef{impl_->session.staging_id, slots[0], token_count};
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<Sequence>> Worker::Lookup(absl::Span<const int32_t> token_ids,
+                                                         const BlockKeyContext& key_context) {
+  const std::vector<BlockKey> keys =
+      ComputeBlockKeys(key_context, token_ids, impl_->spec.block_tokens);
+  std::unique_ptr<Sequence> sequence(new Sequence(this));
+  // One call per 4096 blocks: a longer chain goes on while whole batches are found.
+  for (size_t first = 0; first < keys.size(); first += kBlocksPerCallMax) {
+    const auto batch = absl::MakeConstSpan(keys).subspan(first, kBlocksPerCallMax);
+    CERTKV_ASSIGN_OR_RETURN(LeasedBlocks found,
+                            impl_->store->LookupAndLease(impl_->session.session, batch));
+    if (found.blocks.empty()) break;
+    impl_->keeper.Add(found.lease, found.expire_time_ms);
+    sequence->leases_.push_back(found.lease);
+    for (const BlockHandle& block : found.blocks) sequence->blocks_.push_back(block);
+    if (found.blocks.size() < batch.size()) break;
+  }
+  sequence->shared_block_count_ = static_cast<int32_t>(sequence->blocks_.size());
+  sequence->token_count_ =
+      static_cast<int64_t>(sequence->blocks_.size()) * impl_->spec.block_tokens;
+  return sequence;
+}
+
+absl::StatusOr<std::unique_ptr<Sequence>> Worker::PutSequence(absl::Span<const int32_t> token_ids,
+                                                              absl::Span<const LayerKv> layers,
+                                                              const BlockKeyContext& key_context) {
+  CERTKV_RETURN_IF_ERROR(impl_->CheckInputs(token_ids, layers, key_context));
+  const int32_t block_tokens = impl_->spec.block_tokens;
+  const std::vector<BlockKey> keys = ComputeBlockKeys(key_context, token_ids, block_tokens);
+  CERTKV_ASSIGN_OR_RETURN(std::unique_ptr<Sequence> sequence, Lookup(token_ids, key_context));
+  const auto block_count = static_cast<int64_t>(keys.size());
+  // One slot stays for the tail.
+  const int64_t batch_max = std::clamp(impl_->staging_layout.slot_count() - 1, 1, kSealBatchBlocks);
+  for (auto done = static_cast<int64_t>(sequence->blocks_.size()); done < block_count;
+       done = static_cast<int64_t>(sequence->blocks_.size())) {
+    const auto batch = static_cast<int32_t>(std::min(block_count - done, batch_max));
+    CERTKV_ASSIGN_OR_RETURN(std::vector<int32_t> slots,
+                            impl_->store->ReserveBlocks(impl_->session.session, batch));
+    for (int32_t i = 0; i < batch; ++i) {
+      impl_->WriteStaging(slots[i], (done + i) * block_tokens, block_tokens, 0, layers);
+    }
+    CERTKV_RETURN_IF_ERROR(AddSealed(*sequence, keys, done, slots));
+  }
+  sequence->token_count_ = static_cast<int64_t>(token_ids.size());
+  const int64_t tail_first = block_count * block_tokens;
+  const auto tail_count = static_cast<int32_t>(sequence->token_count_ - tail_first);
+  if (tail_count > 0) {
+    CERTKV_RETURN_IF_ERROR(PutTail(*sequence, tail_first, tail_count, layers));
+  }
+  return sequence;
+}
+
+absl::Status Worker::AppendToken(Sequence& sequence, absl::Span<const int32_t> token_ids,
+                                 absl::Span<const LayerKv> layers,
+                                 const BlockKeyContext& key_context) {
+  CERTKV_RETURN_IF_ERROR(impl_->CheckInputs(token_ids, layers, key_context));
+  if (static_cast<int64_t>(token_ids.size()) != sequence.token_count_ + 1) {
+    return SequenceInvalid(absl::StrCat("AppendToken got ", token_ids.size(),
+                                        " token ids for a sequence of ", sequence.token_count_,
+                                        "; pass the whole sequence with one new token"));
+  }
+  if (sequence.tail_.staging_slot < 0) {
+    CERTKV_RETURN_IF_ERROR(PutTail(sequence, 0, 1, layers));
+  } else {
+    impl_->WriteStaging(sequence.tail_.staging_slot, 0, 1, sequence.tail_.token_count, layers);
+    ++sequence.tail_.token_count;
+  }
+  if (sequence.tail_.token_count == impl_->spec.block_tokens) {
+    const std::vector<BlockKey> keys =
+        ComputeBlockKeys(key_context, token_ids, impl_->spec.block_tokens);
+    const TailRef tail = std::exchange(sequence.tail_, TailRef{});
+    const absl::Status sealed =
+        AddSealed(sequence, keys, static_cast<int64_t>(keys.size()) - 1, {tail.staging_slot});
+    if (!sealed.ok()) {
+      // The slot went back to the store with all its rows: the tail's tokens are gone from it.
+      sequence.token_count_ -= tail.token_count - 1;
+      return WithContext(sealed,
+                         absl::StrCat("sealing the full tail; the sequence now ends at token ",
+                                      sequence.token_count_));
+    }
+  }
+  ++sequence.token_count_;
+  return absl::OkStatus();
+}
+
+const CacheSpec& Worker::spec() const { return impl_->spec; }
+const SpecDigest& Worker::spec_digest() const { return impl_->digest; }
+const Options& Worker::options() const { return impl_->options; }
+const SlabLayout& Worker::device_layout() const { return impl_->device_layout; }
+const SlabLayout& Worker::backing_layout() const { return impl_->backing_layout; }
+const SlabLayout& Worker::staging_layout() const { return impl_->staging_layout; }
+const uint8_t* Worker::device_base() const { return impl_->device.data(); }
+const uint8_t* Worker::backing_base() const { return impl_->backing.data(); }
+const uint8_t* Worker::staging_base() const { return impl_->staging.data(); }
+
+Sequence::~Sequence() {
+  Worker::Impl& impl = *worker_->impl_;
+  for (const LeaseId lease : leases_) {
+    impl.keeper.Remove(lease);
+    impl.store->ReleaseLease(impl.session.session, lease).IgnoreError();
+  }
+  if (tail_.staging_slot >= 0) {
+    impl.store->AbortBlocks(impl.session.session, {tail_.staging_slot}).IgnoreError();
+  }
+}
+
+absl::Status Sequence::CheckLease() const {
+  for (const LeaseId lease : leases_) {
+    CERTKV_RETURN_IF_ERROR(worker_->impl_->keeper.Check(lease));
+  }
+  return absl::OkStatus();
+}
+
+BlockKeyContext DefaultKeyContext(const CacheSpec& spec) {
+  BlockKeyContext context;
+  context.spec_digest = DigestCacheSpec(spec);
+  return context;
+}
+
+}  // namespace certkv::client

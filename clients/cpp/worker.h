@@ -1,0 +1,139 @@
+// Worker: one engine worker attached to one cache of the store.
+//
+//   auto worker = Worker::Attach(options, spec);
+//   auto sequence = (*worker)->PutSequence(token_ids, kv);       // lookup, write, seal, lease
+//   auto request = Request::Open(options, "req-7");              // gate's policy lease
+//   auto attention = Attention::Open(**worker, **sequence, **request);
+//   auto reads = (*attention)->Attend({{layer, position, queries}});
+//
+// A sequence's leases are renewed in the background while its object lives. When the connection to
+// the store breaks, every call says UNAVAILABLE [SESSION_LOST]; attach again.
+#ifndef CERTKV_CLIENTS_CPP_WORKER_H_
+#define CERTKV_CLIENTS_CPP_WORKER_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "clients/cpp/options.h"
+#include "kernels/core/block_key.h"
+#include "kernels/core/cache_spec.h"
+#include "kernels/core/ids.h"
+#include "kernels/core/shared_memory.h"
+#include "kernels/core/slab_layout.h"
+
+namespace certkv::client {
+
+// Originals of one layer of a sequence: token-major rows of all KV heads, 16-bit as in the spec.
+struct LayerKv {
+  const uint16_t* keys;    // [token_count][kv_head_count][d]
+  const uint16_t* values;  // [token_count][kv_head_count][d_v]
+};
+
+// The tail: tokens after the last whole block, in an unsealed staging slot.
+struct TailRef {
+  int64_t staging_id = 0;
+  int32_t staging_slot = -1;  // -1 = no tail
+  int32_t token_count = 0;
+};
+
+class Worker;
+
+// A sequence in the store: leased blocks and a tail. Movable only through unique_ptr. Releases its
+// lease and its tail's slot when destroyed. The Worker must outlive it.
+class Sequence {
+ public:
+  ~Sequence();
+  Sequence(const Sequence&) = delete;
+  Sequence& operator=(const Sequence&) = delete;
+
+  const std::vector<BlockHandle>& blocks() const { return blocks_; }
+  const TailRef& tail() const { return tail_; }
+  int64_t token_count() const { return token_count_; }
+  // Blocks that were already in the store when the sequence was put, by another worker or before.
+  int32_t shared_block_count() const { return shared_block_count_; }
+  // Is the lease still held? Errors: FailedPrecondition [LEASE_LOST] with the reason of the failed
+  // renewal.
+  absl::Status CheckLease() const;
+
+ private:
+  friend class Worker;
+  explicit Sequence(Worker* worker) : worker_(worker) {}
+
+  Worker* worker_;
+  std::vector<BlockHandle> blocks_;
+  std::vector<LeaseId> leases_;
+  TailRef tail_;
+  int64_t token_count_ = 0;
+  int32_t shared_block_count_ = 0;
+};
+
+// Threads: calls are safe from several threads. All block on RPCs unless they say otherwise.
+class Worker {
+ public:
+  // Registers the cache (idempotent), opens a session and maps its slabs.
+  // Errors: InvalidArgument [CACHE_SPEC_INVALID]; Unavailable, the store can't be reached;
+  //         ResourceExhausted [SESSION_LIMIT | CACHE_LIMIT | SLAB_TOO_SMALL].
+  static absl::StatusOr<std::unique_ptr<Worker>> Attach(const Options& options,
+                                                        const CacheSpec& spec);
+  ~Worker();  // detaches; every Sequence must be gone
+  Worker(const Worker&) = delete;
+  Worker& operator=(const Worker&) = delete;
+
+  // Puts a whole sequence: finds the longest prefix that the store has, writes and seals the other
+  // whole blocks, and writes the rest as the tail. `layers` has one entry per layer of the spec,
+  // for all of `token_ids`; the prefix that was found isn't read.
+  // Errors: InvalidArgument [SEQUENCE_INVALID | NON_FINITE_KEY | NON_FINITE_VALUE];
+  //         ResourceExhausted [STORE_FULL | STAGING_FULL]; nothing stays reserved or leased.
+  absl::StatusOr<std::unique_ptr<Sequence>> PutSequence(absl::Span<const int32_t> token_ids,
+                                                        absl::Span<const LayerKv> layers,
+                                                        const BlockKeyContext& key_context);
+
+  // The longest prefix of whole blocks that the store has, leased in the result, which has no tail.
+  absl::StatusOr<std::unique_ptr<Sequence>> Lookup(absl::Span<const int32_t> token_ids,
+                                                   const BlockKeyContext& key_context);
+
+  // Appends one token to the sequence's tail; a tail that becomes a whole block is sealed.
+  // `token_ids` is the whole sequence with the new token; `layers` point at that token alone. A
+  // view that was opened on the sequence must then be updated (Attention::Refresh).
+  // Errors: InvalidArgument [SEQUENCE_INVALID], token_ids isn't one longer than the sequence; as
+  //         PutSequence. When sealing a full tail fails, the sequence ends at its
+  //         last whole block (the error says so).
+  absl::Status AppendToken(Sequence& sequence, absl::Span<const int32_t> token_ids,
+                           absl::Span<const LayerKv> layers, const BlockKeyContext& key_context);
+
+  const CacheSpec& spec() const;
+  const SpecDigest& spec_digest() const;
+  const Options& options() const;  // targets resolved
+
+  // The maps, for in-process reads. Writing to a slab dies; the staging map is this worker's own.
+  const SlabLayout& device_layout() const;
+  const SlabLayout& backing_layout() const;
+  const SlabLayout& staging_layout() const;
+  const uint8_t* device_base() const;
+  const uint8_t* backing_base() const;
+  const uint8_t* staging_base() const;
+
+ private:
+  friend class Sequence;
+  struct Impl;
+
+  explicit Worker(std::unique_ptr<Impl> impl);
+  absl::Status AddSealed(Sequence& sequence, absl::Span<const BlockKey> keys, int64_t first_block,
+                         absl::Span<const int32_t> slots);
+  absl::Status PutTail(Sequence& sequence, int64_t first_token, int32_t token_count,
+                       absl::Span<const LayerKv> layers);
+
+  std::unique_ptr<Impl> impl_;
+};
+
+// The key context of a spec with no tenant salt and rank 0.
+BlockKeyContext DefaultKeyContext(const CacheSpec& spec);
+
+}  // namespace certkv::client
+
+#endif  // CERTKV_CLIENTS_CPP_WORKER_H_
