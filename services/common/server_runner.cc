@@ -1,0 +1,278 @@
+#include "services/common/server_runner.h"
+
+#include <fcntl.h>
+#include <grpcpp/ext/proto_server_reflection_plugin.h>
+#include <grpcpp/grpcpp.h>
+#include <grpcpp/health_check_service_interface.h>
+#include <sys/file.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <csignal>
+#include <cstring>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "kernels/core/check.h"
+#include "kernels/core/limits.h"
+#include "kernels/core/status.h"
+#include "services/common/runtime_directory.h"
+
+namespace certkv {
+namespace {
+
+constexpr int kKeepaliveTimeMs = 30000;     // a silent connection is probed
+constexpr int kKeepaliveTimeoutMs = 10000;  // and closed when nothing answers
+constexpr int kClientPingIntervalMinMs = 10000;
+constexpr int kMetadataBytesMax = 16 << 10;
+
+absl::Status Refused(absl::string_view reason, absl::string_view message) {
+  return MakeError(absl::StatusCode::kFailedPrecondition, reason, message);
+}
+
+std::string DirectoryOf(const std::string& path) {
+  const size_t slash = path.rfind('/');
+  if (slash == std::string::npos) return ".";
+  return slash == 0 ? "/" : path.substr(0, slash);
+}
+
+// Does some process accept connections at the socket?
+bool IsLive(const std::string& path) {
+  const UniqueFd probe(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  std::memcpy(address.sun_path, path.data(), path.size());
+  const int result =
+      connect(probe.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address));
+  return result == 0 || errno == EAGAIN;  // EAGAIN: it lives and its queue is full
+}
+
+// Both are process-wide switches of gRPC, to be set before the first server is built.
+void EnablePlugins() {
+  static const bool kDone = [] {
+    grpc::EnableDefaultHealthCheckService(true);
+    grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+    return true;
+  }();
+  static_cast<void>(kDone);
+}
+
+void SetLimits(const ServerConfig& config, grpc::ServerBuilder* builder) {
+  builder->SetMaxReceiveMessageSize(kMessageBytesMax);
+  builder->SetMaxSendMessageSize(kMessageBytesMax);
+  builder->AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, config.streams_per_connection_max);
+  builder->AddChannelArgument(GRPC_ARG_MAX_METADATA_SIZE, kMetadataBytesMax);
+  builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveTimeMs);
+  builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveTimeoutMs);
+  builder->AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
+                              kClientPingIntervalMinMs);
+  // With it two servers would share a TCP port and calls go to either.
+  builder->AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+}
+
+}  // namespace
+
+ConfigSection ServerConfigSection(ServerConfig* config, absl::string_view socket_name) {
+  ConfigSection section("server", "Where the process listens, and its threads.");
+  section.AddString("unix_socket", &config->unix_socket, 107,
+                    absl::StrCat("path of the gRPC socket; empty means ", socket_name,
+                                 " in $CERTKV_RUNTIME_DIR, else $XDG_RUNTIME_DIR/certkv, else "
+                                 "/tmp/certkv-<uid>"));
+  section.AddString("tcp_address", &config->tcp_address, 256,
+                    "host:port to listen on as well, without encryption; empty means no TCP");
+  section.AddInteger("io_threads", &config->io_threads, {.min = 0, .max = 1024}, "threads",
+                     "threads for computing, timers and background work; 0 means one per "
+                     "processor, at least 2");
+  section.AddDuration("drain_timeout", &config->drain_timeout_ms, {.min = 0, .max = 600000},
+                      "how long running calls may take to finish after SIGTERM");
+  section.AddInteger("streams_per_connection_max", &config->streams_per_connection_max,
+                     {.min = 1, .max = 65536}, "calls",
+                     "calls that one connection may have open at once");
+  section.AddEnum<LogLevel>("log_level", &config->log_level,
+                            {{"debug", LogLevel::kDebug},
+                             {"info", LogLevel::kInfo},
+                             {"warning", LogLevel::kWarning},
+                             {"error", LogLevel::kError}},
+                            "least level that is logged to stderr");
+  section.AddCheck([config] {
+    if (config->tcp_address.empty()) return absl::OkStatus();
+    const size_t colon = config->tcp_address.rfind(':');
+    int32_t port = -1;
+    if (colon == std::string::npos || colon == 0 ||
+        !absl::SimpleAtoi(config->tcp_address.substr(colon + 1), &port) || port < 0 ||
+        port > 65535 || absl::StartsWith(config->tcp_address, "unix:")) {
+      return MakeError(absl::StatusCode::kInvalidArgument, "CONFIG_INVALID",
+                       absl::StrCat("tcp_address is ", config->tcp_address,
+                                    ", must be host:port with a port in [0, 65535], such as "
+                                    "127.0.0.1:7070"));
+    }
+    return absl::OkStatus();
+  });
+  return section;
+}
+
+ServerRunner::ServerRunner(absl::string_view program, ServerConfig config)
+    : program_(program),
+      config_(std::move(config)),
+      work_guard_(boost::asio::make_work_guard(io_context_)),
+      signals_(io_context_) {
+  SetLeastLogLevel(config_.log_level);
+  // A peer that went away is an error of a write, not the end of the process.
+  std::signal(SIGPIPE, SIG_IGN);
+  const int processors = static_cast<int>(std::thread::hardware_concurrency());
+  const int count = config_.io_threads > 0 ? config_.io_threads : std::max(2, processors);
+  for (int i = 0; i < count; ++i) {
+    threads_.emplace_back([this] { io_context_.run(); });
+  }
+}
+
+ServerRunner::~ServerRunner() { Shutdown(0); }
+
+absl::Status ServerRunner::ClaimSocket() {
+  const std::string& path = config_.unix_socket;
+  if (path.size() >= sizeof(sockaddr_un::sun_path)) {
+    return MakeError(absl::StatusCode::kInvalidArgument, "SOCKET_PATH_TOO_LONG",
+                     absl::StrCat("socket path ", path, " has ", path.size(),
+                                  " bytes, the system allows ", sizeof(sockaddr_un::sun_path) - 1,
+                                  "; choose a shorter one with --socket or CERTKV_RUNTIME_DIR"));
+  }
+  CERTKV_RETURN_IF_ERROR(EnsureSocketDirectory(DirectoryOf(path)));
+  const std::string lock_path = path + ".lock";
+  socket_lock_ = UniqueFd(open(lock_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
+  if (!socket_lock_.valid()) {
+    return MakeError(absl::StatusCode::kUnavailable, "SOCKET_DIRECTORY_FAILED",
+                     absl::StrCat("can't make ", lock_path, ": ", std::strerror(errno),
+                                  "; choose another place with --socket"));
+  }
+  const std::string in_use = absl::StrCat("another server listens on ", path,
+                                          "; stop it, or choose another path with --socket");
+  if (flock(socket_lock_.get(), LOCK_EX | LOCK_NB) != 0) return Refused("SOCKET_IN_USE", in_use);
+  struct stat info {};
+  if (lstat(path.c_str(), &info) != 0) return absl::OkStatus();  // nothing there
+  if (!S_ISSOCK(info.st_mode)) {
+    return Refused("SOCKET_PATH_TAKEN",
+                   absl::StrCat(path,
+                                " exists and is no socket; it is left alone: move it away, "
+                                "or choose another path with --socket"));
+  }
+  if (IsLive(path)) return Refused("SOCKET_IN_USE", in_use);
+  Log(LogLevel::kInfo, "stale_socket_replaced", {{"path", path}});
+  unlink(path.c_str());
+  return absl::OkStatus();
+}
+
+absl::Status ServerRunner::Start(std::vector<ServedService> services) {
+  CERTKV_CHECK(server_ == nullptr, "a runner is started once");
+  services_ = std::move(services);
+  EnablePlugins();
+  grpc::ServerBuilder builder;
+  SetLimits(config_, &builder);
+  int socket_result = 0;
+  int tcp_port = 0;
+  if (config_.unix_socket.empty() && config_.tcp_address.empty()) {
+    return MakeError(absl::StatusCode::kInvalidArgument, "NO_ADDRESS",
+                     "neither a Unix socket nor a TCP address is configured; set one");
+  }
+  if (!config_.unix_socket.empty()) {
+    CERTKV_RETURN_IF_ERROR(ClaimSocket());
+    builder.AddListeningPort("unix:" + config_.unix_socket, grpc::InsecureServerCredentials(),
+                             &socket_result);
+  }
+  if (!config_.tcp_address.empty()) {
+    builder.AddListeningPort(config_.tcp_address, grpc::InsecureServerCredentials(), &tcp_port);
+  }
+  for (const ServedService& served : services_) {
+    for (grpc::Service* service : served.services) builder.RegisterService(service);
+  }
+  server_ = builder.BuildAndStart();
+  if (server_ == nullptr) {
+    const bool tcp_failed = !config_.tcp_address.empty() && tcp_port <= 0;
+    return MakeError(
+        absl::StatusCode::kUnavailable, "LISTEN_FAILED",
+        absl::StrCat("can't listen on ", tcp_failed ? config_.tcp_address : config_.unix_socket,
+                     tcp_failed ? "; is the port taken, or the host not this one?"
+                                : "; is the directory writable?"));
+  }
+  if (!config_.unix_socket.empty()) targets_.push_back("unix:" + config_.unix_socket);
+  if (!config_.tcp_address.empty()) {
+    const std::string& address = config_.tcp_address;
+    targets_.push_back(absl::StrCat(address.substr(0, address.rfind(':')), ":", tcp_port));
+  }
+  for (const ServedService& served : services_) {
+    server_->GetHealthCheckService()->SetServingStatus(served.name, true);
+  }
+  Log(LogLevel::kInfo, "listening",
+      {{"program", program_}, {"targets", absl::StrJoin(targets_, ",")}, {"pid", getpid()}});
+  return absl::OkStatus();
+}
+
+void ServerRunner::WaitForSignal() {
+  signals_.async_wait([this](const boost::system::error_code& error, int signal_number) {
+    if (error) return;
+    {
+      absl::MutexLock lock(&mutex_);
+      if (stop_requested_) {
+        Log(LogLevel::kWarning, "stopped_at_once", {{"signal", signal_number}});
+        if (!config_.unix_socket.empty()) unlink(config_.unix_socket.c_str());
+        std::_Exit(1);
+      }
+    }
+    Log(LogLevel::kInfo, "signal", {{"signal", signal_number}});
+    RequestStop();
+    WaitForSignal();
+  });
+}
+
+void ServerRunner::Run() {
+  CERTKV_CHECK(server_ != nullptr, "Run comes after a successful Start");
+  boost::system::error_code error;
+  signals_.add(SIGTERM, error);
+  signals_.add(SIGINT, error);
+  WaitForSignal();
+  {
+    absl::MutexLock lock(&mutex_);
+    mutex_.Await(absl::Condition(&stop_requested_));
+  }
+  Shutdown(config_.drain_timeout_ms);
+}
+
+void ServerRunner::RequestStop() {
+  absl::MutexLock lock(&mutex_);
+  stop_requested_ = true;
+}
+
+void ServerRunner::Shutdown(int64_t drain_timeout_ms) {
+  if (server_ != nullptr) {
+    const auto begin = std::chrono::steady_clock::now();
+    const auto timeout = std::chrono::milliseconds(drain_timeout_ms);
+    Log(LogLevel::kInfo, "draining", {{"program", program_}, {"timeout_ms", drain_timeout_ms}});
+    server_->GetHealthCheckService()->Shutdown();
+    for (const ServedService& served : services_) {
+      if (served.drain) served.drain();
+    }
+    // Stops accepting at once, waits for running calls, cancels them when the time is over.
+    server_->Shutdown(std::chrono::system_clock::now() + timeout);
+    server_->Wait();
+    server_.reset();
+    if (!config_.unix_socket.empty()) unlink(config_.unix_socket.c_str());
+    const auto took = std::chrono::duration_cast<std::chrono::milliseconds>(
+        std::chrono::steady_clock::now() - begin);
+    Log(took < timeout ? LogLevel::kInfo : LogLevel::kWarning,
+        took < timeout ? "drained" : "drain_timed_out",
+        {{"program", program_}, {"took_ms", took.count()}});
+  }
+  work_guard_.reset();
+  io_context_.stop();
+  for (std::thread& thread : threads_) thread.join();
+  threads_.clear();
+  boost::system::error_code error;
+  signals_.clear(error);
+}
+
+}  // namespace certkv
