@@ -1,15 +1,19 @@
 #include "kernels/core/shared_memory.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <cstring>
+#include <atomic>
 #include <filesystem>
 #include <iterator>
+#include <string>
+#include <thread>
 #include <utility>
+#include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -190,6 +194,18 @@ TEST(SocketTest, SilentPeerTimesOut) {
   const absl::Status status = ReceiveWithFds(b.get(), 3, 20).status();
   EXPECT_EQ(ReasonOf(status), "SOCKET_CLOSED");
   EXPECT_THAT(std::string(status.message()), HasSubstr("no answer in 20 ms"));
+}
+
+TEST(SocketTest, TimeoutCountsTheWholeMessageOfADrippingPeer) {
+  const auto [a, b] = NewSocketPair();
+  std::atomic<bool> stop = false;
+  std::thread dripper([&stop, fd = a.get()] {
+    while (!stop && SendWithFds(fd, "x", {}).ok()) poll(nullptr, 0, 5);
+  });
+  const absl::Status status = ReceiveWithFds(b.get(), 400, 50).status();  // 2 s of drops
+  stop = true;
+  dripper.join();
+  EXPECT_THAT(std::string(status.message()), HasSubstr("no answer in 50 ms"));
 }
 
 TEST(SocketTest, DescriptorFloodIsRefusedAndClosed) {
