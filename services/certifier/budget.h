@@ -1,0 +1,72 @@
+// How much the sum of worst_case_tv may still grow under one policy lease (RiskMode::kCumulative).
+//
+// A head reserves its worst_case_tv before its output is served; the reservation stays spent when
+// the read succeeds and is given back when it ends in an error, because then nothing was served.
+// Amounts are integers in units of 2^-40, a head's rounded up and the slice rounded down, so that
+// the sum neither depends on the order of threads nor exceeds the slice by rounding.
+//
+// Invariant: 0 <= spent <= slice, at every moment and under any concurrency.
+#ifndef CERTKV_SERVICES_CERTIFIER_BUDGET_H_
+#define CERTKV_SERVICES_CERTIFIER_BUDGET_H_
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "kernels/core/policy.h"
+
+namespace certkv {
+
+// Threads: all methods may be called concurrently; lock-free.
+class BudgetAccount {
+ public:
+  // `slice` is finite and >= 0.
+  explicit BudgetAccount(double slice);
+
+  // Takes worst_case_tv from the slice. Returns the units taken (to be given back on failure), or
+  // -1 when they don't fit (a NaN never fits).
+  int64_t Reserve(float worst_case_tv);
+  // Gives units of a reservation back: its head was not served.
+  void Refund(int64_t units);
+
+  double spent() const;  // sum of worst_case_tv reserved or served
+  double slice() const { return slice_; }
+
+ private:
+  const double slice_;
+  const int64_t slice_units_;
+  std::atomic<int64_t> spent_units_{0};
+};
+
+// The accounts of all leases seen, so that two views under one lease spend one slice, and a view
+// that is closed and opened again doesn't start anew. An account is forgotten when its lease has
+// expired: no read may use it then.
+// Threads: concurrent calls are safe.
+class BudgetBook {
+ public:
+  // `account_limit` bounds memory; at least 1.
+  explicit BudgetBook(int32_t account_limit) : account_limit_(account_limit) {}
+
+  // The account of a valid lease; null when its risk mode is not kCumulative.
+  // Errors: InvalidArgument [POLICY_LEASE_INVALID], the lease id is known with another slice;
+  //         ResourceExhausted [BUDGET_ACCOUNT_LIMIT].
+  absl::StatusOr<std::shared_ptr<BudgetAccount>> AccountOf(const PolicyLease& lease, int64_t now_ms)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+
+ private:
+  struct Entry {
+    std::shared_ptr<BudgetAccount> account;
+    int64_t expire_time_ms = 0;
+  };
+  const int32_t account_limit_;
+  absl::Mutex mutex_;
+  absl::flat_hash_map<int64_t, Entry> accounts_ ABSL_GUARDED_BY(mutex_);  // by lease id
+};
+
+}  // namespace certkv
+
+#endif  // CERTKV_SERVICES_CERTIFIER_BUDGET_H_

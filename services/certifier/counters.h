@@ -1,0 +1,46 @@
+// What a certifier has done since it started. Written from all threads, read for logs and metrics.
+#ifndef CERTKV_SERVICES_CERTIFIER_COUNTERS_H_
+#define CERTKV_SERVICES_CERTIFIER_COUNTERS_H_
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <string>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
+#include "kernels/core/policy.h"
+
+namespace certkv {
+
+// Threads: all members may be used concurrently. Each number is exact; several read together are
+// not a snapshot.
+struct CertifierCounters {
+  std::atomic<int64_t> reads{0};         // reads answered without an error
+  std::atomic<int64_t> failed_reads{0};  // reads answered with an error
+  // Query heads of the reads answered, by the rung they ended on and by outcome.
+  std::atomic<int64_t> heads_by_rung[6]{};     // index: Rung; [0] unused
+  std::atomic<int64_t> heads_by_outcome[4]{};  // index: Outcome; [0] unused
+  std::atomic<int64_t> repair_bytes{0};        // originals read again for repairs
+  std::atomic<int64_t> attend_passes{0};       // calls of the attention kernel
+  std::atomic<int64_t> tiles_verified{0};      // tiles whose checksums were recomputed
+  std::atomic<int64_t> originals_verified{0};  // tiles whose originals' checksum was recomputed
+
+  void CountHead(const ReadCertificate& certificate) {
+    heads_by_rung[static_cast<int>(certificate.rung)].fetch_add(1, std::memory_order_relaxed);
+    heads_by_outcome[static_cast<int>(certificate.outcome)].fetch_add(1, std::memory_order_relaxed);
+    repair_bytes.fetch_add(certificate.repair_bytes, std::memory_order_relaxed);
+  }
+
+  // Counts an error under its reason ("" becomes the code's name).
+  void CountError(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex);
+  std::map<std::string, int64_t> ErrorsByReason() const ABSL_LOCKS_EXCLUDED(mutex);
+
+  mutable absl::Mutex mutex;
+  std::map<std::string, int64_t> errors_by_reason ABSL_GUARDED_BY(mutex);
+};
+
+}  // namespace certkv
+
+#endif  // CERTKV_SERVICES_CERTIFIER_COUNTERS_H_

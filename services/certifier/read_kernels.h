@@ -1,0 +1,33 @@
+// The operations that a read is made of, as a seam: tests put doubles in their place.
+#ifndef CERTKV_SERVICES_CERTIFIER_READ_KERNELS_H_
+#define CERTKV_SERVICES_CERTIFIER_READ_KERNELS_H_
+
+#include <functional>
+
+#include "absl/status/status.h"
+#include "kernels/ops/attend.h"
+#include "kernels/ops/backend.h"
+#include "kernels/ops/finish_certificate.h"
+
+namespace certkv {
+
+struct ReadKernels {
+  std::function<absl::Status(const AttendArgs&, const AttendResult&, void*)> attend;
+  std::function<absl::Status(const FinishArgs&, FinishWorkspace*, Certificate*)> finish;
+};
+
+// Both by `backend`.
+inline ReadKernels KernelsOf(Backend backend) {
+  return {
+      .attend = [backend](const AttendArgs& args, const AttendResult& result,
+                          void* workspace) { return Attend(backend, args, result, workspace); },
+      .finish =
+          [backend](const FinishArgs& args, FinishWorkspace* workspace, Certificate* certificate) {
+            return FinishCertificate(backend, args, workspace, certificate);
+          },
+  };
+}
+
+}  // namespace certkv
+
+#endif  // CERTKV_SERVICES_CERTIFIER_READ_KERNELS_H_
