@@ -1,22 +1,9 @@
 #include "clients/cpp/options.h"
 
-#include <unistd.h>
-
-#include <cstdlib>
-
 #include "absl/strings/str_cat.h"
+#include "services/common/runtime_directory.h"
 
 namespace certkv::client {
-
-std::string RuntimeDirectory() {
-  if (const char* directory = std::getenv("CERTKV_RUNTIME_DIR"); directory && *directory) {
-    return directory;
-  }
-  if (const char* directory = std::getenv("XDG_RUNTIME_DIR"); directory && *directory) {
-    return absl::StrCat(directory, "/certkv");
-  }
-  return absl::StrCat("/tmp/certkv-", getuid());
-}
 
 std::string DefaultTarget() { return absl::StrCat("unix:", RuntimeDirectory(), "/certkvd.sock"); }
 

@@ -22,10 +22,8 @@ struct Options {
   int32_t staging_slot_count = 0;  // blocks a worker can have open at once; 0 = server's default
 };
 
-// unix:<runtime directory>/certkvd.sock, where the runtime directory is $CERTKV_RUNTIME_DIR, or
-// $XDG_RUNTIME_DIR/certkv, or /tmp/certkv-<uid>.
+// unix:<runtime directory>/certkvd.sock; see services/common/runtime_directory.h.
 std::string DefaultTarget();
-std::string RuntimeDirectory();
 
 // `options` with the empty targets filled in.
 Options ResolveTargets(const Options& options);

@@ -1,0 +1,329 @@
+#include "clients/cli/commands.h"
+
+#include <algorithm>
+#include <iostream>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
+#include "clients/cli/progress.h"
+#include "clients/cli/table.h"
+#include "clients/cli/trace.h"
+#include "clients/cpp/attention.h"
+#include "clients/cpp/request.h"
+#include "clients/cpp/store_client.h"
+#include "clients/cpp/worker.h"
+#include "kernels/core/policy.h"
+#include "kernels/core/status.h"
+#include "services/common/random_id.h"
+
+namespace certkv::cli {
+namespace {
+
+using client::Attention;
+using client::ReadRequest;
+using client::ReadResult;
+using client::Request;
+using client::Sequence;
+using client::StoreClient;
+using client::Worker;
+using nlohmann::json;
+
+int64_t NowMs() { return absl::ToUnixMillis(absl::Now()); }
+
+void Print(const GlobalOptions& global, const json& data, const std::string& text) {
+  std::cout << (global.json ? data.dump(2) + "\n" : text) << std::flush;
+}
+
+// A trace in the store: the worker that put it and its sequence.
+struct PutTrace {
+  std::unique_ptr<Trace> trace;
+  std::unique_ptr<Worker> worker;
+  std::unique_ptr<Sequence> sequence;
+};
+
+absl::StatusOr<PutTrace> PutTraceFile(const client::Options& services, const std::string& path,
+                                      const std::string& format_name, const std::string& worker) {
+  PutTrace put;
+  CERTKV_ASSIGN_OR_RETURN(const FormatChoice format, ParseFormat(format_name));
+  CERTKV_ASSIGN_OR_RETURN(put.trace, Trace::Open(path));
+  const CacheSpec spec = put.trace->MakeSpec(format.key_format, format.value_format);
+  client::Options options = services;
+  options.worker_name = worker;
+  CERTKV_ASSIGN_OR_RETURN(put.worker, Worker::Attach(options, spec));
+  CERTKV_ASSIGN_OR_RETURN(put.sequence,
+                          put.worker->PutSequence(put.trace->token_ids(), put.trace->Layers(),
+                                                  client::DefaultKeyContext(spec)));
+  return put;
+}
+
+absl::Status Put(const GlobalOptions& global, const PutOptions& options) {
+  const absl::Time start = absl::Now();
+  CERTKV_ASSIGN_OR_RETURN(const PutTrace put, PutTraceFile(global.services, options.trace_path,
+                                                           options.format, "certkv-put"));
+  const double seconds = absl::ToDoubleSeconds(absl::Now() - start);
+  const auto blocks = static_cast<int64_t>(put.sequence->blocks().size());
+  const int64_t original = blocks * put.worker->backing_layout().slot_bytes();
+  const int64_t device = blocks * put.worker->device_layout().slot_bytes();
+  const double capacity =
+      static_cast<double>(original) / static_cast<double>(std::max<int64_t>(device, 1));
+  const json data = {{"spec_digest", ToHex(put.worker->spec_digest().view())},
+                     {"tokens", put.sequence->token_count()},
+                     {"blocks", blocks},
+                     {"blocks_shared", put.sequence->shared_block_count()},
+                     {"original_bytes", original},
+                     {"device_bytes", device},
+                     {"capacity", capacity},
+                     {"seconds", seconds}};
+  Print(global, data,
+        absl::StrCat(DescribeCacheSpec(put.worker->spec()), "\n",
+                     FormatCount(put.sequence->token_count()), " tokens in ", blocks,
+                     " whole blocks, ", put.sequence->shared_block_count(),
+                     " of them already in the store; a tail of ", put.sequence->tail().token_count,
+                     " tokens was dropped again\n", FormatBytes(device), " quantized, ",
+                     FormatBytes(original), " original: ", FormatBound(capacity), "x, in ",
+                     FormatNanoseconds(seconds * 1e9), "\n"));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<ReadMode> ParseMode(const std::string& name) {
+  if (name == "enforce") return ReadMode::kEnforce;
+  if (name == "observe") return ReadMode::kObserve;
+  if (name == "exact") return ReadMode::kExact;
+  return MakeError(absl::StatusCode::kInvalidArgument, "READ_MODE_UNKNOWN",
+                   absl::StrCat("mode is '", name, "', must be enforce, observe or exact"));
+}
+
+absl::StatusOr<int32_t> FindQuery(const Trace& trace, int64_t position) {
+  if (position < 0) return trace.query_count() - 1;
+  const auto& positions = trace.query_positions();
+  const auto found = std::find(positions.begin(), positions.end(), position);
+  if (found != positions.end()) return static_cast<int32_t>(found - positions.begin());
+  return MakeError(absl::StatusCode::kInvalidArgument, "POSITION_UNKNOWN",
+                   absl::StrCat("the trace has no query at position ", position, ", only at ",
+                                positions.front(), " to ", positions.back()));
+}
+
+json ToJson(const ReadCertificate& certificate) {
+  return {{"layer", certificate.layer},
+          {"query_head", certificate.query_head},
+          {"query_position", certificate.query_position},
+          {"worst_case_tv", certificate.worst_case_tv},
+          {"first_worst_case_tv", certificate.first_worst_case_tv},
+          {"value_term", certificate.value_term},
+          {"output_error_bound", certificate.output_error_bound},
+          {"rung", RungName(certificate.rung)},
+          {"outcome", OutcomeName(certificate.outcome)},
+          {"repair_bytes", certificate.repair_bytes}};
+}
+
+absl::Status AttendTrace(const GlobalOptions& global, const AttendOptions& options) {
+  CERTKV_ASSIGN_OR_RETURN(const ReadMode mode, ParseMode(options.mode));
+  CERTKV_ASSIGN_OR_RETURN(const PutTrace put, PutTraceFile(global.services, options.trace_path,
+                                                           options.format, "certkv-attend"));
+  CERTKV_ASSIGN_OR_RETURN(const int32_t query, FindQuery(*put.trace, options.position));
+  if (options.layer >= put.trace->layer_count()) {
+    return MakeError(absl::StatusCode::kInvalidArgument, "LAYER_UNKNOWN",
+                     absl::StrCat("layer is ", options.layer, ", the trace has layers 0 to ",
+                                  put.trace->layer_count() - 1));
+  }
+  Tolerances tolerances;
+  tolerances.tv_tolerance = options.tv_tolerance;
+  client::RequestOptions request_options;
+  request_options.label = absl::StrCat("certkv attend ", options.trace_path);
+  request_options.read_mode = mode;
+  if (options.tv_tolerance >= 0) request_options.tolerances = &tolerances;
+  const std::string id =
+      options.request_id.empty() ? absl::StrCat("cli-", RandomId() % 1000000) : options.request_id;
+  CERTKV_ASSIGN_OR_RETURN(const std::unique_ptr<Request> request,
+                          Request::Open(global.services, id, request_options));
+  CERTKV_ASSIGN_OR_RETURN(const std::unique_ptr<Attention> attention,
+                          Attention::Open(*put.worker, *put.sequence, *request));
+  Table table;
+  for (const char* title : {"layer", "head", "worst-case TV", "first read", "value term",
+                            "output bound", "rung", "outcome", "re-read"}) {
+    table.AddColumn(title);
+  }
+  json data = {{"request", absl::StrCat("requests/", id)}, {"certificates", json::array()}};
+  for (int32_t layer = 0; layer < put.trace->layer_count(); ++layer) {
+    if (options.layer >= 0 && layer != options.layer) continue;
+    const std::vector<float> queries = put.trace->Queries(layer, query);
+    ReadRequest read;
+    read.layer = layer;
+    read.query_position = put.trace->query_positions()[query];
+    read.queries = queries.data();
+    CERTKV_ASSIGN_OR_RETURN(const std::vector<ReadResult> results, attention->Attend({read}));
+    CERTKV_RETURN_IF_ERROR(results[0].status);
+    for (const ReadCertificate& certificate : results[0].certificates) {
+      data["certificates"].push_back(ToJson(certificate));
+      table.AddRow({absl::StrCat(certificate.layer), absl::StrCat(certificate.query_head),
+                    FormatBound(certificate.worst_case_tv),
+                    FormatBound(certificate.first_worst_case_tv),
+                    FormatBound(certificate.value_term),
+                    FormatBound(certificate.output_error_bound), RungName(certificate.rung),
+                    OutcomeName(certificate.outcome), FormatBytes(certificate.repair_bytes)});
+    }
+  }
+  CERTKV_ASSIGN_OR_RETURN(const client::RiskSummary risk, request->Close());
+  data["risk_score"] = risk.risk_score;
+  Print(global, data,
+        absl::StrCat(table.Render(), "requests/", id, ": ", risk.read_count,
+                     " reads in gate's ledger, risk score ", FormatBound(risk.risk_score), "\n"));
+  return absl::OkStatus();
+}
+
+const char* TierName(certkv::kvstore::v1::BlockTier tier) {
+  return tier == certkv::kvstore::v1::BLOCK_TIER_DEVICE ? "device" : "backing";
+}
+
+absl::Status List(const GlobalOptions& global, const ListOptions& options) {
+  StoreClient store(client::ResolveTargets(global.services));
+  Table table;
+  for (const char* title : {"cache", "block", "parent"})
+    table.AddColumn(title, Table::Align::kLeft);
+  for (const char* title : {"tier", "leases", "pinned", "quantized", "original", "last use"}) {
+    table.AddColumn(title);
+  }
+  json data = {{"blocks", json::array()}};
+  std::string page_token;
+  int32_t left = options.limit;
+  do {
+    CERTKV_ASSIGN_OR_RETURN(const auto page, store.ListBlocks(CacheId{options.cache_id},
+                                                              std::min(left, 1000), page_token));
+    for (const auto& block : page.blocks()) {
+      table.AddRow({absl::StrCat(block.cache_id()), ToHex(block.block_key(), 8),
+                    ToHex(block.parent_key(), 8), TierName(block.tier()),
+                    absl::StrCat(block.lease_count()), block.pinned() ? "yes" : "",
+                    FormatBytes(block.device_bytes()), FormatBytes(block.original_bytes()),
+                    FormatAge(NowMs() - block.last_use_time_ms()) + " ago"});
+      data["blocks"].push_back({{"cache_id", block.cache_id()},
+                                {"block_key", ToHex(block.block_key())},
+                                {"parent_key", ToHex(block.parent_key())},
+                                {"tier", TierName(block.tier())},
+                                {"lease_count", block.lease_count()},
+                                {"pinned", block.pinned()},
+                                {"device_bytes", block.device_bytes()},
+                                {"original_bytes", block.original_bytes()},
+                                {"last_use_time_ms", block.last_use_time_ms()}});
+    }
+    left -= page.blocks_size();
+    page_token = page.next_page_token();
+  } while (left > 0 && !page_token.empty());
+  data["more"] = !page_token.empty();
+  Print(global, data,
+        absl::StrCat(table.Render(), page_token.empty() ? "" : "more blocks: raise --limit\n"));
+  return absl::OkStatus();
+}
+
+absl::Status Stats(const GlobalOptions& global) {
+  StoreClient store(client::ResolveTargets(global.services));
+  CERTKV_ASSIGN_OR_RETURN(const auto stats, store.GetStats());
+  Table table;
+  table.AddColumn("cache");
+  table.AddColumn("spec", Table::Align::kLeft);
+  for (const char* title :
+       {"device slots", "backing slots", "leased", "pinned", "quantized", "original"}) {
+    table.AddColumn(title);
+  }
+  json data = {{"caches", json::array()}};
+  for (const auto& cache : stats.caches()) {
+    const int64_t device = cache.device_slots_used() * cache.device_slot_bytes();
+    const int64_t backing = cache.backing_slots_used() * cache.backing_slot_bytes();
+    table.AddRow({absl::StrCat(cache.cache_id()), cache.description(),
+                  absl::StrCat(cache.device_slots_used(), " of ", cache.device_slot_count()),
+                  absl::StrCat(cache.backing_slots_used(), " of ", cache.backing_slot_count()),
+                  absl::StrCat(cache.blocks_leased()), absl::StrCat(cache.blocks_pinned()),
+                  FormatBytes(device), FormatBytes(backing)});
+    data["caches"].push_back({{"cache_id", cache.cache_id()},
+                              {"description", cache.description()},
+                              {"spec_digest", ToHex(cache.spec_digest())},
+                              {"device_slots_used", cache.device_slots_used()},
+                              {"device_slot_count", cache.device_slot_count()},
+                              {"backing_slots_used", cache.backing_slots_used()},
+                              {"backing_slot_count", cache.backing_slot_count()},
+                              {"blocks_leased", cache.blocks_leased()},
+                              {"blocks_pinned", cache.blocks_pinned()},
+                              {"device_bytes", device},
+                              {"backing_bytes", backing}});
+  }
+  const std::vector<std::pair<const char*, int64_t>> counters = {
+      {"sessions", stats.session_count()},
+      {"leases", stats.lease_count()},
+      {"blocks_sealed", stats.blocks_sealed()},
+      {"blocks_shared", stats.blocks_shared()},
+      {"blocks_demoted", stats.blocks_demoted()},
+      {"blocks_promoted", stats.blocks_promoted()},
+      {"blocks_evicted", stats.blocks_evicted()},
+      {"blocks_aborted", stats.blocks_aborted()},
+      {"lookups", stats.lookups()},
+      {"lookup_blocks_asked", stats.lookup_blocks_asked()},
+      {"lookup_blocks_found", stats.lookup_blocks_found()},
+      {"leases_expired", stats.leases_expired()}};
+  std::string text = table.Render() + "\n";
+  for (const auto& [name, value] : counters) {
+    data[name] = value;
+    absl::StrAppend(&text, name, " ", FormatCount(value), "\n");
+  }
+  Print(global, data, text);
+  return absl::OkStatus();
+}
+
+absl::Status TraceInfo(const GlobalOptions& global, const std::string& path) {
+  CERTKV_ASSIGN_OR_RETURN(const std::unique_ptr<Trace> trace, Trace::Open(path));
+  const CacheSpec spec = trace->MakeSpec(KeyFormat::kK8, ValueFormat::kV4);
+  const auto& positions = trace->query_positions();
+  const json data = {{"model", trace->model()},        {"license", trace->license()},
+                     {"tokens", trace->token_count()}, {"layers", trace->layer_numbers()},
+                     {"kv_heads", spec.kv_head_count}, {"query_heads", spec.query_head_count()},
+                     {"head_dim", spec.head_dim},      {"logit_scale", spec.logit_scale},
+                     {"query_positions", positions}};
+  Print(global, data,
+        absl::StrCat("model            ", trace->model(), " (", trace->license(), ")\n",
+                     "tokens           ", FormatCount(trace->token_count()), "\n",
+                     "layers           ", absl::StrJoin(trace->layer_numbers(), ", "), "\n",
+                     "heads            ", spec.kv_head_count, " KV, ", spec.query_head_count(),
+                     " query, d ", spec.head_dim, "\n", "logit scale      ", spec.logit_scale, "\n",
+                     "query positions  ", positions.size(), ", from ", positions.front(), " to ",
+                     positions.back(), "\n"));
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+int Fail(const absl::Status& status) {
+  const std::string reason = ReasonOf(status);
+  std::cerr << "error: " << absl::StatusCodeToString(status.code())
+            << (reason.empty() ? "" : absl::StrCat(" [", reason, "]")) << " " << status.message()
+            << std::endl;
+  if (absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status)) return kExitUnavailable;
+  return kExitFailed;
+}
+
+int RunPut(const GlobalOptions& global, const PutOptions& options) {
+  const absl::Status status = Put(global, options);
+  return status.ok() ? kExitOk : Fail(status);
+}
+
+int RunAttend(const GlobalOptions& global, const AttendOptions& options) {
+  const absl::Status status = AttendTrace(global, options);
+  return status.ok() ? kExitOk : Fail(status);
+}
+
+int RunList(const GlobalOptions& global, const ListOptions& options) {
+  const absl::Status status = List(global, options);
+  return status.ok() ? kExitOk : Fail(status);
+}
+
+int RunStats(const GlobalOptions& global) {
+  const absl::Status status = Stats(global);
+  return status.ok() ? kExitOk : Fail(status);
+}
+
+int RunTraceInfo(const GlobalOptions& global, const std::string& path) {
+  const absl::Status status = TraceInfo(global, path);
+  return status.ok() ? kExitOk : Fail(status);
+}
+
+}  // namespace certkv::cli

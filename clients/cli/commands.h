@@ -1,0 +1,74 @@
+// The subcommands of `certkv`. Each prints to standard output (a table, or JSON with --json), says
+// progress and errors on standard error, and returns the process's exit code.
+#ifndef CERTKV_CLIENTS_CLI_COMMANDS_H_
+#define CERTKV_CLIENTS_CLI_COMMANDS_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "clients/cpp/options.h"
+
+namespace certkv::cli {
+
+// Exit codes, documented in `certkv --help`.
+inline constexpr int kExitOk = 0;
+inline constexpr int kExitFailed = 1;       // a service or file said no
+inline constexpr int kExitUsage = 2;        // wrong arguments
+inline constexpr int kExitUnavailable = 3;  // a service can't be reached
+inline constexpr int kExitViolation = 4;    // a truth above its bound, or an uncertified output
+
+struct GlobalOptions {
+  client::Options services;
+  bool json = false;
+};
+
+struct PutOptions {
+  std::string trace_path;
+  std::string format = "K8V4";
+};
+int RunPut(const GlobalOptions& global, const PutOptions& options);
+
+struct AttendOptions {
+  std::string trace_path;
+  std::string format = "K8V4";
+  std::string request_id;   // "" = a random one
+  int32_t layer = -1;       // index in the trace; -1 = all
+  int64_t position = -1;    // one of the trace's query positions; -1 = the last
+  float tv_tolerance = -1;  // < 0 = the policy's
+  std::string mode = "enforce";
+};
+int RunAttend(const GlobalOptions& global, const AttendOptions& options);
+
+struct ListOptions {
+  int64_t cache_id = 0;
+  int32_t limit = 100;
+};
+int RunList(const GlobalOptions& global, const ListOptions& options);
+
+int RunStats(const GlobalOptions& global);
+
+struct RiskOptions {
+  std::string request_id;  // "" = list all, the riskiest first
+  bool watch = false;
+  bool include_closed = false;
+  int32_t limit = 50;
+};
+int RunRisk(const GlobalOptions& global, const RiskOptions& options);
+
+int RunTraceInfo(const GlobalOptions& global, const std::string& path);
+
+struct DemoOptions {
+  std::string trace_path;    // "" = the trace in tests/data
+  std::string json_path;     // write the results there too
+  bool use_running = false;  // the servers of GlobalOptions instead of an own certkvd
+};
+int RunDemoCommand(const GlobalOptions& global, const DemoOptions& options);
+
+// Prints `error: ...` and gives the exit code.
+int Fail(const absl::Status& status);
+
+}  // namespace certkv::cli
+
+#endif  // CERTKV_CLIENTS_CLI_COMMANDS_H_

@@ -1,0 +1,160 @@
+// `certkv demo`: the main job on a real trace, from an empty machine to a checked report.
+#include <unistd.h>
+
+#include <cstdlib>
+#include <fstream>
+#include <iostream>
+#include <memory>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "clients/cli/child_process.h"
+#include "clients/cli/commands.h"
+#include "clients/cli/demo_report.h"
+#include "clients/cli/demo_run.h"
+#include "clients/cli/progress.h"
+#include "clients/cli/trace.h"
+#include "clients/cpp/store_client.h"
+#include "kernels/core/status.h"
+
+namespace certkv::cli {
+namespace {
+
+struct PlannedRun {
+  const char* format;
+  float tv_tolerance;
+};
+// The default at its tolerance; a tolerance at which the ladder climbs; and two formats that hurt
+// silently elsewhere.
+constexpr PlannedRun kRuns[] = {
+    {"K8V4", 0.2f}, {"K8V4", 0.02f}, {"FP8_E4M3", 0.2f}, {"K4V4", 0.2f}};
+
+constexpr char kTraceName[] = "smollm2-135m-4-layers.safetensors";
+
+// The trace beside the build or in the working directory.
+absl::StatusOr<std::string> FindTrace(const std::string& asked) {
+  if (!asked.empty()) return asked;
+  const std::string directory = ProgramDirectory();
+  for (const std::string& path : {absl::StrCat("tests/data/", kTraceName),
+                                  absl::StrCat(directory, "/../../../tests/data/", kTraceName)}) {
+    if (access(path.c_str(), R_OK) == 0) return path;
+  }
+  return MakeError(absl::StatusCode::kNotFound, "FILE_NOT_FOUND",
+                   absl::StrCat("no tests/data/", kTraceName,
+                                " here or beside the build; name a trace with --trace"));
+}
+
+// A certkvd of our own in a fresh runtime directory.
+struct OwnServer {
+  ~OwnServer() {
+    process.reset();
+    if (!directory.empty()) {
+      // Only what we made: the directory and what certkvd and we put into it.
+      for (const char* name : {"certkvd.sock", "certkvd.sock.fd", "kvstore-fd.sock", "log"}) {
+        unlink(absl::StrCat(directory, "/", name).c_str());
+      }
+      rmdir(directory.c_str());
+    }
+  }
+  std::string directory;
+  std::unique_ptr<ChildProcess> process;
+};
+
+absl::Status WaitUntilServing(ChildProcess& process, const client::Options& services) {
+  client::Options probe = client::ResolveTargets(services);
+  probe.rpc_timeout_ms = 500;
+  const absl::Time deadline = absl::Now() + absl::Seconds(20);
+  for (;;) {
+    client::StoreClient store(probe);
+    const absl::Status status = store.GetStats().status();
+    if (status.ok()) return status;
+    CERTKV_RETURN_IF_ERROR(process.CheckRunning());
+    if (absl::Now() > deadline) return WithContext(status, "certkvd didn't serve within 20 s");
+    absl::SleepFor(absl::Milliseconds(20));
+  }
+}
+
+absl::Status StartServer(OwnServer& server, client::Options& services) {
+  char directory[] = "/tmp/certkv-demo-XXXXXX";
+  if (mkdtemp(directory) == nullptr) {
+    return MakeError(absl::StatusCode::kInternal, "SPAWN_FAILED",
+                     "no directory could be made in /tmp for the demo's sockets");
+  }
+  server.directory = directory;
+  const std::string socket = absl::StrCat(directory, "/certkvd.sock");
+  CERTKV_ASSIGN_OR_RETURN(
+      server.process,
+      ChildProcess::Start({absl::StrCat(ProgramDirectory(), "/certkvd"), "--socket", socket},
+                          {absl::StrCat("CERTKV_RUNTIME_DIR=", directory)},
+                          absl::StrCat(directory, "/log")));
+  services.kvstore_target = absl::StrCat("unix:", socket);
+  services.certifier_target = services.gate_target = services.kvstore_target;
+  return WaitUntilServing(*server.process, services);
+}
+
+absl::StatusOr<std::vector<DemoRunResult>> RunAll(const Trace& trace,
+                                                  const client::Options& services) {
+  const DemoTruth truth = [&trace] {
+    ProgressLine line("exact attention in double");
+    return DemoTruth(trace, [&line](int64_t done, int64_t total) { line.Update(done, total); });
+  }();
+  std::vector<DemoRunResult> results;
+  for (const PlannedRun& planned : kRuns) {
+    DemoRunOptions options;
+    options.services = services;
+    options.format_name = planned.format;
+    CERTKV_ASSIGN_OR_RETURN(options.format, ParseFormat(planned.format));
+    options.tv_tolerance = planned.tv_tolerance;
+    ProgressLine line(absl::StrCat(planned.format, " at tolerance ", planned.tv_tolerance));
+    CERTKV_ASSIGN_OR_RETURN(DemoRunResult result,
+                            RunDemo(trace, truth, options, [&line](int64_t done, int64_t total) {
+                              line.Update(done, total);
+                            }));
+    results.push_back(std::move(result));
+  }
+  return results;
+}
+
+absl::Status WriteFile(const std::string& path, const std::string& text) {
+  std::ofstream file(path, std::ios::binary | std::ios::trunc);
+  file << text;
+  file.close();
+  if (file.good()) return absl::OkStatus();
+  return MakeError(absl::StatusCode::kFailedPrecondition, "FILE_NOT_WRITTEN",
+                   absl::StrCat(path, " can't be written; choose another --json path"));
+}
+
+}  // namespace
+
+int RunDemoCommand(const GlobalOptions& global, const DemoOptions& options) {
+  const absl::StatusOr<std::string> path = FindTrace(options.trace_path);
+  if (!path.ok()) return Fail(path.status());
+  const absl::StatusOr<std::unique_ptr<Trace>> trace = Trace::Open(*path);
+  if (!trace.ok()) return Fail(trace.status());
+  client::Options services = global.services;
+  OwnServer server;
+  if (!options.use_running) {
+    if (const absl::Status started = StartServer(server, services); !started.ok()) {
+      return Fail(started);
+    }
+  }
+  const absl::StatusOr<std::vector<DemoRunResult>> runs = RunAll(**trace, services);
+  if (!runs.ok()) return Fail(runs.status());
+  if (server.process != nullptr) {
+    if (const absl::Status stopped = server.process->Stop(); !stopped.ok()) return Fail(stopped);
+  }
+  const std::string json = DemoReportJson(**trace, *runs);
+  std::cout << (global.json ? json : RenderDemoReport(**trace, *runs)) << std::flush;
+  if (!options.json_path.empty()) {
+    if (const absl::Status written = WriteFile(options.json_path, json); !written.ok()) {
+      return Fail(written);
+    }
+  }
+  for (const DemoRunResult& run : *runs) {
+    if (run.violations != 0 || run.uncertified_outputs != 0) return kExitViolation;
+    if (run.failed_reads != 0) return kExitFailed;
+  }
+  return kExitOk;
+}
+
+}  // namespace certkv::cli

@@ -1,0 +1,136 @@
+// certkv: the command line. Arguments are described here; the work is in commands.h.
+#include <CLI/App.hpp>
+#include <CLI/Config.hpp>
+#include <CLI/Formatter.hpp>
+#include <cstdio>
+#include <iostream>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "clients/cli/commands.h"
+#include "clients/cli/completion.h"
+
+namespace certkv::cli {
+namespace {
+
+constexpr char kFooter[] =
+    "Exit codes: 0 done; 1 a service or file said no; 2 wrong arguments; 3 a service can't be\n"
+    "reached; 4 (demo) a bound was violated or an output was neither certified nor exact.\n"
+    "Targets are gRPC addresses: unix:/run/certkv/certkvd.sock, or host:port.";
+
+constexpr char kFormats[] = "K8V4, K8V8, K6V4, K6V8, K4V4, K4V8, FP8_E4M3 or F16";
+
+// Everything that options are parsed into.
+struct Parsed {
+  GlobalOptions global;
+  PutOptions put;
+  AttendOptions attend;
+  ListOptions list;
+  RiskOptions risk;
+  DemoOptions demo;
+  std::string trace_info_path;
+  int exit_code = kExitOk;
+};
+
+void AddGlobalOptions(CLI::App& app, Parsed& parsed) {
+  client::Options& services = parsed.global.services;
+  app.add_option("--target", services.kvstore_target,
+                 "The store's address; certkvd serves all three there");
+  app.add_option("--certifier", services.certifier_target, "The certifier's, if it is elsewhere");
+  app.add_option("--gate", services.gate_target, "Gate's, if it is elsewhere");
+  app.add_option("--timeout-ms", services.rpc_timeout_ms, "Deadline of a call")
+      ->check(CLI::Range(1, 3600000))
+      ->capture_default_str();
+  app.add_flag("--json", parsed.global.json, "Print JSON for programs instead of tables");
+}
+
+void AddPutAndAttend(CLI::App& app, Parsed& parsed) {
+  CLI::App* put = app.add_subcommand("put", "Put a trace's sequence into the store");
+  put->add_option("--trace", parsed.put.trace_path, "A certkv-trace-1 safetensors file")
+      ->required();
+  put->add_option("--format", parsed.put.format, kFormats)->capture_default_str();
+  put->callback([&parsed] { parsed.exit_code = RunPut(parsed.global, parsed.put); });
+
+  CLI::App* attend = app.add_subcommand("attend", "Read a trace's queries with certificates");
+  AttendOptions& options = parsed.attend;
+  attend->add_option("--trace", options.trace_path, "A certkv-trace-1 safetensors file")
+      ->required();
+  attend->add_option("--format", options.format, kFormats)->capture_default_str();
+  attend->add_option("--request", options.request_id, "Name of the request in gate's ledger");
+  attend->add_option("--layer", options.layer, "Index of one layer; all when left out");
+  attend->add_option("--position", options.position,
+                     "One of the trace's query positions; the last "
+                     "when left out");
+  attend->add_option("--tv-tolerance", options.tv_tolerance, "Tighter than the policy's, in [0, 1]")
+      ->check(CLI::Range(0.0, 1.0));
+  attend->add_option("--mode", options.mode, "enforce, observe or exact")->capture_default_str();
+  attend->callback([&parsed] { parsed.exit_code = RunAttend(parsed.global, parsed.attend); });
+}
+
+void AddInspection(CLI::App& app, Parsed& parsed) {
+  CLI::App* list = app.add_subcommand("ls", "List the store's blocks");
+  list->add_option("--cache", parsed.list.cache_id, "One cache's id; all when left out");
+  list->add_option("--limit", parsed.list.limit, "At most so many")
+      ->check(CLI::Range(1, 1000000))
+      ->capture_default_str();
+  list->callback([&parsed] { parsed.exit_code = RunList(parsed.global, parsed.list); });
+
+  CLI::App* stats = app.add_subcommand("stats", "Occupancy and counters of the store");
+  stats->callback([&parsed] { parsed.exit_code = RunStats(parsed.global); });
+
+  CLI::App* risk = app.add_subcommand("risk", "How risky is a request? Without one: a list");
+  risk->add_option("request", parsed.risk.request_id, "The request's id");
+  risk->add_flag("--watch", parsed.risk.watch, "Print again whenever it changes");
+  risk->add_flag("--all", parsed.risk.include_closed, "Closed requests too");
+  risk->add_option("--limit", parsed.risk.limit, "At most so many")
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
+  risk->callback([&parsed] { parsed.exit_code = RunRisk(parsed.global, parsed.risk); });
+
+  CLI::App* trace = app.add_subcommand("trace", "Look at trace files");
+  trace->require_subcommand(1);
+  CLI::App* info = trace->add_subcommand("info", "What a trace holds");
+  info->add_option("file", parsed.trace_info_path, "The trace")->required();
+  info->callback(
+      [&parsed] { parsed.exit_code = RunTraceInfo(parsed.global, parsed.trace_info_path); });
+}
+
+void AddDemo(CLI::App& app, Parsed& parsed) {
+  CLI::App* demo = app.add_subcommand(
+      "demo",
+      "Start certkvd, put a real sequence as two workers, read it with certificates at two "
+      "tolerances and in three formats, and check every bound against the truth");
+  demo->add_option("--trace", parsed.demo.trace_path,
+                   "Another certkv-trace-1 file than the one in tests/data");
+  demo->add_option("--json", parsed.demo.json_path, "Write the results to this file as JSON");
+  demo->add_flag("--use-running", parsed.demo.use_running,
+                 "Use the servers at --target instead of starting certkvd");
+  demo->callback([&parsed] { parsed.exit_code = RunDemoCommand(parsed.global, parsed.demo); });
+}
+
+int Main(int argc, char** argv) {
+  CLI::App app("CertKV: a shared quantized KV cache whose every read carries a proven bound",
+               "certkv");
+  Parsed parsed;
+  AddGlobalOptions(app, parsed);
+  AddPutAndAttend(app, parsed);
+  AddInspection(app, parsed);
+  AddDemo(app, parsed);
+  CLI::App* completion = app.add_subcommand("completion", "Print a bash completion script");
+  completion->callback([&app] { std::cout << BashCompletion(app); });
+  app.require_subcommand(1);
+  app.footer(kFooter);
+  // CLI11 throws; nothing else here does.
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    const int code = app.exit(error);
+    return code == 0 ? kExitOk : kExitUsage;
+  }
+  return parsed.exit_code;
+}
+
+}  // namespace
+}  // namespace certkv::cli
+
+int main(int argc, char** argv) { return certkv::cli::Main(argc, argv); }
