@@ -1,0 +1,166 @@
+// The command line as a user runs it: exit codes, JSON, errors, the demo.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "absl/strings/str_cat.h"
+#include "tests/system/cluster.h"
+
+namespace certkv {
+namespace {
+
+using nlohmann::json;
+using ::testing::HasSubstr;
+
+constexpr char kTrace[] = "tests/data/smollm2-135m-4-layers.safetensors";
+
+struct RunResult {
+  int exit_code;
+  std::string output;  // standard output
+  std::string errors;  // standard error
+};
+
+// Runs `certkv <arguments>` (or another of our programs) through the shell.
+RunResult Run(const std::string& arguments, const std::string& program = "certkv") {
+  const std::string errors_path =
+      absl::StrCat(::testing::TempDir(), "/certkv-cli-", getpid(), ".err");
+  FILE* pipe = popen(
+      absl::StrCat(BinaryDirectory(), "/", program, " ", arguments, " 2>", errors_path).c_str(),
+      "r");
+  RunResult result{-1, "", ""};
+  std::array<char, 4096> buffer;
+  while (const size_t count = fread(buffer.data(), 1, buffer.size(), pipe)) {
+    result.output.append(buffer.data(), count);
+  }
+  const int status = pclose(pipe);
+  result.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  std::ifstream errors(errors_path);
+  result.errors.assign(std::istreambuf_iterator<char>(errors), {});
+  std::filesystem::remove(errors_path);
+  return result;
+}
+
+class CliTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    auto cluster = Cluster::Start(ClusterShape::kAllInOne, "");
+    ASSERT_TRUE(cluster.ok()) << cluster.status();
+    cluster_ = *std::move(cluster);
+    target_ = absl::StrCat("--target ", cluster_->options().kvstore_target, " ");
+  }
+  std::unique_ptr<Cluster> cluster_;
+  std::string target_;
+};
+
+TEST_F(CliTest, PutThenListThenStatsAgree) {
+  const RunResult put = Run(absl::StrCat(target_, "--json put --trace ", kTrace));
+  ASSERT_EQ(put.exit_code, 0) << put.errors;
+  const json data = json::parse(put.output);
+  EXPECT_EQ(data["blocks"], 27);
+  EXPECT_EQ(data["blocks_shared"], 0);
+  EXPECT_GE(data["capacity"], 2.4);
+  const RunResult again = Run(absl::StrCat(target_, "--json put --trace ", kTrace));
+  EXPECT_EQ(json::parse(again.output)["blocks_shared"], 27);
+  const RunResult list = Run(target_ + "--json ls");
+  ASSERT_EQ(list.exit_code, 0) << list.errors;
+  EXPECT_EQ(json::parse(list.output)["blocks"].size(), 27u);
+  const RunResult stats = Run(target_ + "--json stats");
+  EXPECT_EQ(json::parse(stats.output)["caches"][0]["device_slots_used"], 27);
+  EXPECT_THAT(Run(target_ + "ls").output, HasSubstr("device"));
+  EXPECT_THAT(Run(target_ + "stats").output, HasSubstr("SmolLM2-135M-Instruct"));
+}
+
+TEST_F(CliTest, AttendShowsCertificatesAndRiskKnowsTheRequest) {
+  const RunResult attend =
+      Run(absl::StrCat(target_, "--json attend --trace ", kTrace, " --request cli-risk --layer 1"));
+  ASSERT_EQ(attend.exit_code, 0) << attend.errors;
+  const json certificates = json::parse(attend.output)["certificates"];
+  ASSERT_EQ(certificates.size(), 9u);
+  for (const json& certificate : certificates) {
+    EXPECT_EQ(certificate["outcome"], "certified");
+    EXPECT_LE(certificate["worst_case_tv"], 0.2);
+  }
+  const RunResult risk = Run(target_ + "--json risk cli-risk");
+  ASSERT_EQ(risk.exit_code, 0) << risk.errors;
+  EXPECT_EQ(json::parse(risk.output)["read_count"], 9);
+  const RunResult list = Run(target_ + "--json risk --all");
+  EXPECT_EQ(json::parse(list.output)["risks"][0]["request"], "requests/cli-risk");
+}
+
+TEST_F(CliTest, ATruncatedTraceIsAnErrorThatNamesIt) {
+  const std::string path = absl::StrCat(::testing::TempDir(), "/truncated.safetensors");
+  std::filesystem::copy_file(kTrace, path, std::filesystem::copy_options::overwrite_existing);
+  std::filesystem::resize_file(path, 1000000);
+  const RunResult put = Run(absl::StrCat(target_, "put --trace ", path));
+  EXPECT_EQ(put.exit_code, 1);
+  EXPECT_THAT(put.errors, HasSubstr("FILE_TRUNCATED"));
+  EXPECT_THAT(put.errors, HasSubstr("truncated.safetensors"));
+}
+
+TEST(CliUsageTest, WrongArgumentsExitWithTwo) {
+  EXPECT_EQ(Run("").exit_code, 2);
+  EXPECT_EQ(Run("put").exit_code, 2);
+  EXPECT_EQ(Run("nonsense").exit_code, 2);
+  EXPECT_EQ(Run("--help").exit_code, 0);
+}
+
+TEST(CliUsageTest, AServerThatIsNotThereExitsWithThree) {
+  const RunResult stats = Run("--timeout-ms 500 --target unix:/nonexistent/certkvd.sock stats");
+  EXPECT_EQ(stats.exit_code, 3);
+  EXPECT_THAT(stats.errors, HasSubstr("error:"));
+}
+
+TEST(CliUsageTest, CompletionKnowsTheSubcommands) {
+  const RunResult completion = Run("completion");
+  EXPECT_EQ(completion.exit_code, 0);
+  for (const char* word : {"put", "attend", "risk", "demo", "--json", "--tv-tolerance"}) {
+    EXPECT_THAT(completion.output, HasSubstr(word));
+  }
+}
+
+TEST(ServerConfigTest, ATypoIsRefusedWithFileAndLine) {
+  const std::string path = absl::StrCat(::testing::TempDir(), "/typo.yaml");
+  std::ofstream(path) << "gate:\n  tv_tolerence: 0.1\n";
+  const RunResult check = Run(absl::StrCat("--check-config --config ", path), "certkvd");
+  EXPECT_NE(check.exit_code, 0);
+  EXPECT_THAT(check.output + check.errors, HasSubstr("typo.yaml:2"));
+  EXPECT_THAT(check.output + check.errors, HasSubstr("tv_tolerence"));
+}
+
+// The whole main job on the real trace.
+TEST(DemoTest, NoBoundIsViolatedAndTheLadderClimbs) {
+  const std::string path = absl::StrCat(::testing::TempDir(), "/demo-", getpid(), ".json");
+  const RunResult demo = Run(absl::StrCat("demo --json ", path));
+  ASSERT_EQ(demo.exit_code, 0) << demo.errors << demo.output;
+  EXPECT_THAT(demo.output, HasSubstr("violations"));
+  std::ifstream file(path);
+  const json runs = json::parse(file)["runs"];
+  std::filesystem::remove(path);
+  ASSERT_EQ(runs.size(), 4u);
+  for (const json& run : runs) {
+    EXPECT_EQ(run["reads"], 64 * 9 * 4);
+    EXPECT_EQ(run["violations"], 0) << run;
+    EXPECT_EQ(run["uncertified_outputs"], 0) << run;
+    EXPECT_EQ(run["failed_reads"], 0) << run;
+    EXPECT_EQ(run["blocks_shared"], 27) << run;
+    EXPECT_GT(run["worst_true_tv"], 0) << "a truth of zero was not computed";
+    EXPECT_EQ(run["risk"]["read_count"], run["reads"]);
+  }
+  EXPECT_EQ(runs[0]["format"], "K8V4");
+  EXPECT_GE(runs[0]["capacity"], 2.4);
+  EXPECT_GE(runs[0]["coverage"], 0.99);
+  EXPECT_LE(runs[0]["worst_bound"], 0.2);
+  EXPECT_LT(runs[1]["coverage"], runs[0]["coverage"]);
+  EXPECT_GT(runs[1]["repair_bytes"], 0);
+  EXPECT_LT(runs[2]["coverage"], 1.0);  // FP8: some reads can't be certified and are repaired
+  EXPECT_LT(runs[3]["coverage"], 0.5);  // 4-bit keys
+  EXPECT_GT(runs[3]["worst_unrepaired_tv"], runs[3]["tv_tolerance"]);
+}
+
+}  // namespace
+}  // namespace certkv

@@ -1,0 +1,126 @@
+#include "tests/system/cluster.h"
+
+#include <grpcpp/grpcpp.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "certkv/kvstore/v1/kvstore.grpc.pb.h"
+#include "clients/cpp/rpc.h"
+#include "kernels/core/status.h"
+
+namespace certkv {
+
+const char* ClusterShapeName(ClusterShape shape) {
+  return shape == ClusterShape::kAllInOne ? "AllInOne" : "ThreeProcesses";
+}
+
+std::string BinaryDirectory() { return absl::StrCat(cli::ProgramDirectory(), "/../bin"); }
+
+absl::Status WaitUntilServing(const std::string& target, cli::ChildProcess& process) {
+  const absl::Time deadline = absl::Now() + absl::Seconds(60);  // sanitizer builds start slowly
+  while (absl::Now() < deadline) {
+    CERTKV_RETURN_IF_ERROR(process.CheckRunning());
+    const auto channel = client::MakeChannel(target);
+    if (channel->WaitForConnected(std::chrono::system_clock::now() +
+                                  std::chrono::milliseconds(500))) {
+      return absl::OkStatus();
+    }
+  }
+  return absl::DeadlineExceededError(absl::StrCat("no server at ", target, " within 60 s"));
+}
+
+absl::Status Cluster::StartServer(Server& server) {
+  std::vector<std::string> arguments = {absl::StrCat(BinaryDirectory(), "/", server.program),
+                                        "--socket", server.socket};
+  const std::string config = absl::StrCat(directory_, "/", server.program, ".yaml");
+  if (std::filesystem::exists(config)) {
+    arguments.push_back("--config");
+    arguments.push_back(config);
+  }
+  CERTKV_ASSIGN_OR_RETURN(
+      server.process,
+      cli::ChildProcess::Start(arguments, {absl::StrCat("CERTKV_RUNTIME_DIR=", directory_)},
+                               absl::StrCat(directory_, "/", server.program, ".log")));
+  return WaitUntilServing(absl::StrCat("unix:", server.socket), *server.process);
+}
+
+absl::StatusOr<std::unique_ptr<Cluster>> Cluster::Start(ClusterShape shape,
+                                                        const std::string& config_yaml) {
+  char directory[] = "/tmp/certkv-test-XXXXXX";
+  if (mkdtemp(directory) == nullptr) return absl::InternalError("mkdtemp failed");
+  std::unique_ptr<Cluster> cluster(new Cluster(shape, directory));
+  const std::string base(directory);
+  if (shape == ClusterShape::kAllInOne) {
+    cluster->servers_.push_back({"certkvd", base + "/certkvd.sock", nullptr});
+  } else {
+    cluster->servers_.push_back({"certkv-kvstore", base + "/kvstore.sock", nullptr});
+    cluster->servers_.push_back({"certkv-certifier", base + "/certifier.sock", nullptr});
+    cluster->servers_.push_back({"certkv-gate", base + "/gate.sock", nullptr});
+  }
+  for (Server& server : cluster->servers_) {
+    if (!config_yaml.empty()) {
+      std::ofstream(absl::StrCat(base, "/", server.program, ".yaml")) << config_yaml;
+    }
+    CERTKV_RETURN_IF_ERROR(cluster->StartServer(server));
+  }
+  return cluster;
+}
+
+Cluster::~Cluster() {
+  servers_.clear();
+  std::error_code ignored;
+  std::filesystem::remove_all(directory_, ignored);
+}
+
+Cluster::Server& Cluster::Of(ClusterService service) {
+  return shape_ == ClusterShape::kAllInOne ? servers_[0] : servers_[static_cast<size_t>(service)];
+}
+
+client::Options Cluster::options() const {
+  client::Options options;
+  options.kvstore_target = absl::StrCat("unix:", servers_[0].socket);
+  if (shape_ == ClusterShape::kThreeProcesses) {
+    options.certifier_target = absl::StrCat("unix:", servers_[1].socket);
+    options.gate_target = absl::StrCat("unix:", servers_[2].socket);
+  }
+  options = client::ResolveTargets(options);
+  options.rpc_timeout_ms = 5000;
+  return options;
+}
+
+void Cluster::Kill(ClusterService service) {
+  kill(Of(service).process->pid(), SIGKILL);
+  // Reaped, so that the pid and the sockets are really free.
+  while (Of(service).process->CheckRunning().ok()) absl::SleepFor(absl::Milliseconds(1));
+}
+
+absl::Status Cluster::Restart(ClusterService service) { return StartServer(Of(service)); }
+
+absl::Status Cluster::Stop() {
+  for (auto server = servers_.rbegin(); server != servers_.rend(); ++server) {
+    CERTKV_RETURN_IF_ERROR(server->process->Stop());
+  }
+  return absl::OkStatus();
+}
+
+std::string Cluster::Logs() const {
+  std::string text;
+  for (const Server& server : servers_) {
+    std::ifstream file(absl::StrCat(directory_, "/", server.program, ".log"));
+    std::stringstream content;
+    content << file.rdbuf();
+    absl::StrAppend(&text, "--- ", server.program, "\n", content.str());
+  }
+  return text;
+}
+
+}  // namespace certkv

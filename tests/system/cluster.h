@@ -1,0 +1,66 @@
+// The servers of a system test: one certkvd, or three processes, in a fresh runtime directory.
+#ifndef CERTKV_TESTS_SYSTEM_CLUSTER_H_
+#define CERTKV_TESTS_SYSTEM_CLUSTER_H_
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "clients/cli/child_process.h"
+#include "clients/cpp/options.h"
+
+namespace certkv {
+
+enum class ClusterShape : uint8_t { kAllInOne, kThreeProcesses };
+const char* ClusterShapeName(ClusterShape shape);
+
+enum class ClusterService : uint8_t { kStore, kCertifier, kGate };
+
+class Cluster {
+ public:
+  // `config_yaml` goes to every server as its config file; "" = defaults.
+  static absl::StatusOr<std::unique_ptr<Cluster>> Start(ClusterShape shape,
+                                                        const std::string& config_yaml);
+  ~Cluster();
+
+  // Targets filled in; short timeouts, so that a test of an outage is quick.
+  client::Options options() const;
+  const std::string& directory() const { return directory_; }
+  ClusterShape shape() const { return shape_; }
+
+  // SIGKILL to the process that runs `service` (kAllInOne: the one process).
+  void Kill(ClusterService service);
+  // Starts it again on the same socket and waits until it serves.
+  absl::Status Restart(ClusterService service);
+  // SIGTERM to all; errors when one doesn't drain to exit status 0.
+  absl::Status Stop();
+  // What the servers wrote to their logs.
+  std::string Logs() const;
+
+ private:
+  struct Server {
+    std::string program;
+    std::string socket;  // path
+    std::unique_ptr<cli::ChildProcess> process;
+  };
+  Cluster(ClusterShape shape, std::string directory)
+      : shape_(shape), directory_(std::move(directory)) {}
+  absl::Status StartServer(Server& server);
+  Server& Of(ClusterService service);
+
+  const ClusterShape shape_;
+  const std::string directory_;
+  std::vector<Server> servers_;  // kAllInOne: one; else store, certifier, gate
+};
+
+// Waits until a server's health service says SERVING.
+absl::Status WaitUntilServing(const std::string& target, cli::ChildProcess& process);
+
+// Directory of the built programs (certkvd, certkv, ...), beside the tests' own.
+std::string BinaryDirectory();
+
+}  // namespace certkv
+
+#endif  // CERTKV_TESTS_SYSTEM_CLUSTER_H_
