@@ -53,6 +53,18 @@ function(certkv_check_headers_ target)
   set_property(GLOBAL APPEND PROPERTY CERTKV_HEADER_TARGETS ${target}_header_check)
 endfunction()
 
+# Under ThreadSanitizer every program brings what makes Abseil's locks visible to it.
+function(certkv_link_program_ target)
+  if(NOT CERTKV_SANITIZE STREQUAL "thread")
+    return()
+  endif()
+  if(NOT TARGET certkv_tsan_abseil)
+    add_library(certkv_tsan_abseil OBJECT "${CMAKE_SOURCE_DIR}/cmake/tsan_abseil.cc")
+    target_link_libraries(certkv_tsan_abseil PUBLIC absl::synchronization)
+  endif()
+  target_link_libraries(${target} PRIVATE certkv_tsan_abseil)
+endfunction()
+
 # A static library; an interface library when it has no SOURCES. DEPS are public.
 function(certkv_library target)
   certkv_parse_("certkv_library(${target})" "" "" "SOURCES;HEADERS;DEPS" ${ARGN})
@@ -78,6 +90,7 @@ function(certkv_binary target)
   add_executable(${target} ${ARG_SOURCES} ${ARG_HEADERS})
   target_include_directories(${target} PRIVATE "${CMAKE_SOURCE_DIR}")
   target_link_libraries(${target} PRIVATE ${ARG_DEPS})
+  certkv_link_program_(${target})
 endfunction()
 
 # A GoogleTest program in <build>/test_bin, each of its tests registered with ctest.
@@ -100,6 +113,7 @@ function(certkv_test target)
                         RUNTIME_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}/test_bin")
   target_include_directories(${target} PRIVATE "${CMAKE_SOURCE_DIR}")
   target_link_libraries(${target} PRIVATE ${ARG_DEPS} GTest::gmock_main)
+  certkv_link_program_(${target})
   set(environment "UBSAN_OPTIONS=print_stacktrace=1")
   if(CERTKV_SANITIZE STREQUAL "thread")
     set(environment
