@@ -18,14 +18,11 @@
 #include "kernels/core/check.h"
 #include "kernels/core/status.h"
 
-// Linux 5.1; absent from Debian 12's <fcntl.h> unless _GNU_SOURCE exposes it.
-#ifndef F_SEAL_FUTURE_WRITE
-#define F_SEAL_FUTURE_WRITE 0x0010
-#endif
-
 namespace certkv {
 namespace {
 
+// F_SEAL_FUTURE_WRITE of Linux 5.1, which not every libc names.
+constexpr int kSealFutureWrite = 0x0010;
 constexpr size_t kFdsPerMessageMax = 8;
 constexpr int kPollMsMax = 1 << 30;  // 12 days, in one poll
 constexpr size_t kMessageBytesMaxWithFds = 4096;
@@ -96,7 +93,7 @@ absl::StatusOr<UniqueFd> CreateMemfd(absl::string_view name, int64_t size_bytes)
 }
 
 absl::Status SealAgainstWrites(int fd) {
-  if (fcntl(fd, F_ADD_SEALS, F_SEAL_FUTURE_WRITE | F_SEAL_SEAL) == 0) return absl::OkStatus();
+  if (fcntl(fd, F_ADD_SEALS, kSealFutureWrite | F_SEAL_SEAL) == 0) return absl::OkStatus();
   return MakeError(absl::StatusCode::kInternal, "MEMFD_SEAL_FAILED",
                    absl::StrCat("sealing a memfd against writes: ", ErrnoText(),
                                 "; Linux 5.1 or newer is needed"));
@@ -138,7 +135,7 @@ absl::Status SendWithFds(int socket, absl::string_view bytes, const std::vector<
 }
 
 absl::StatusOr<BytesWithFds> ReceiveWithFds(int socket, int64_t byte_count, int64_t timeout_ms) {
-  using Clock = std::chrono::steady_clock;  // of the kernel's poll; no decision hangs on it
+  using Clock = std::chrono::steady_clock;  // the kernel's, for poll; engines use Clock
   const Clock::time_point deadline = Clock::now() + std::chrono::milliseconds(timeout_ms);
   BytesWithFds result;
   while (static_cast<int64_t>(result.bytes.size()) < byte_count) {
