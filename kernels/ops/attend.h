@@ -19,12 +19,16 @@
 //   sum_t p^_t ||v_t - v^_t||_2 <= value_term;
 //   || o^ - sum_t p^_t v^_t ||_2 <= rounding_term  (weight rounding, sums, rotation);
 //   ||v_t||_2 <= value_radius for every t in the range;
-//   |block_lse - exact log of the atom's served mass| <= BlockLseSlackNat(block_lse).
+//   |block_lse - exact log of the atom's served mass| <= BlockLseSlackNat(block_lse), and the same
+//                   for block_max_logit and the atom's largest served logit; or both lie more than
+//                   kNegligibleNat below lse_nat, where it doesn't matter what is reported.
 // All bounds are rounded up; unknown is +infinity; none is ever NaN.
 #ifndef CERTKV_KERNELS_OPS_ATTEND_H_
 #define CERTKV_KERNELS_OPS_ATTEND_H_
 
+#include <cmath>
 #include <cstdint>
+#include <limits>
 
 #include "absl/status/status.h"
 #include "kernels/core/cache_spec.h"
@@ -33,16 +37,19 @@
 
 namespace certkv {
 
-// Rounding of a block_lse in float, nats: sums and exp (2^-14 covers 64 terms and a relative error
-// of exp of 1e-6), and the float's own spacing at its magnitude. The finishing step adds the
-// largest one to every half-width and to its result.
+// Rounding of a block_lse or block_max_logit, nats: sums and exp (2^-14 covers 64 terms and a
+// relative error of exp of 1e-6), and the spacing of floats at its magnitude. 0 for an empty atom.
+// FinishCertificate adds it to the atom's half-width and to the result.
 inline float BlockLseSlackNat(float block_lse) {
-  const float magnitude = block_lse < 0 ? -block_lse : block_lse;
-  return 0x1p-14f + (magnitude < 0x1p20f ? magnitude * 0x1p-22f : 0.0f);
+  if (block_lse == -std::numeric_limits<float>::infinity()) return 0;
+  return 0x1p-14f + std::fabs(block_lse) * 0x1p-22f;
 }
 
-// A half-width above this is reported as +infinity: kernels clamp weights that are 2^-125 of the
-// largest, and below 20 nats that clamp is provably inside BlockLseSlackNat's rounding.
+// Kernels may clamp weights at 2^-125 = e^-86.6 of the largest, so that an atom of 64 such tokens
+// (+4.2 nats) is reported too high. A half-width above kLogitHalfWidthMaxNat is reported as
+// +infinity, so such tokens have at most 2^24 * 2^-125 * e^(2 * 20) < 2^-43 of the exact
+// probability, which FinishCertificate adds to its result.
+inline constexpr float kNegligibleNat = 80.0f;
 inline constexpr float kLogitHalfWidthMaxNat = 20.0f;
 
 struct AttendTile {

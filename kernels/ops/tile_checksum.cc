@@ -1,7 +1,6 @@
 #include "kernels/ops/tile_checksum.h"
 
-// Inlined, so that the state lives on the stack: nothing is allocated while sealing.
-#define XXH_INLINE_ALL
+// With XXH_INLINE_ALL (CMakeLists.txt) the state lives on the stack: sealing allocates nothing.
 #include <xxhash.h>
 
 #include <cstddef>

@@ -8,11 +8,10 @@
 #include <cmath>
 #include <limits>
 
-#include "kernels/core/half.h"
+#include "kernels/bounds/rounding.h"
 #include "kernels/reference/attend_half_width.h"
 #include "kernels/reference/hadamard.h"
 #include "kernels/reference/reference.h"
-#include "kernels/reference/round_up.h"
 #include "kernels/reference/sequence.h"
 #include "kernels/reference/tile_codec.h"
 
@@ -132,12 +131,12 @@ void WriteValues(const AttendArgs& args, const AttendResult& result, int g, doub
     tile_error += error;
     value_term += error;
     result.tile_value_error[int64_t{g} * args.tile_count + tile] =
-        RoundUpToFloat(tile_error * (1 + kSumInflation));
+        ToFloatRoundedUp(tile_error * (1 + kSumInflation));
   }
-  result.value_term[g] = RoundUpToFloat(value_term * (1 + kSumInflation));
+  result.value_term[g] = ToFloatRoundedUp(value_term * (1 + kSumInflation));
   float* output =
       result.outputs == nullptr ? nullptr : result.outputs + int64_t{g} * args.layout->value_dim;
-  result.rounding_term[g] = RoundUpToFloat(WriteOutput(args, &sums, output));
+  result.rounding_term[g] = ToFloatRoundedUp(WriteOutput(args, &sums, output));
 }
 
 // Largest ||v||_2 of the originals, from the tiles' headers and the tail itself.
@@ -155,7 +154,7 @@ float ValueRadius(const AttendArgs& args) {
     for (int i = 0; i < args.layout->value_dim; ++i) sum += value[i] * value[i];
     radius = std::max(radius, std::sqrt(sum) * (1 + 0x1p-42));
   }
-  return RoundUpToFloat(radius);
+  return ToFloatRoundedUp(radius);
 }
 
 }  // namespace

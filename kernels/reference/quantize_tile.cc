@@ -20,12 +20,12 @@
 #include <cmath>
 #include <cstring>
 
+#include "kernels/bounds/rounding.h"
 #include "kernels/core/check.h"
 #include "kernels/core/half.h"
 #include "kernels/core/witness.h"
 #include "kernels/reference/hadamard.h"
 #include "kernels/reference/reference.h"
-#include "kernels/reference/round_up.h"
 #include "kernels/reference/tile_codec.h"
 
 namespace certkv::reference {
@@ -132,7 +132,7 @@ float KeyNormMax(const QuantizeTileArgs& args) {
       norm_max = std::max(norm_max, std::sqrt(sum));
     }
   }
-  return RoundUpToFloat(norm_max * kNormInflation);
+  return ToFloatRoundedUp(norm_max * kNormInflation);
 }
 
 // Residual norms of each token and band, at the depth of a full read. Returns the exponent.
@@ -148,7 +148,7 @@ int16_t EncodeWitnesses(const QuantizeTileArgs& args) {
       sums[WitnessBandOf(layout, i)] += residual * residual;
     }
     for (int b = 0; b < bands; ++b) {
-      norms[t][b] = RoundUpToFloat(std::sqrt(sums[b]) * kNormInflation);
+      norms[t][b] = ToFloatRoundedUp(std::sqrt(sums[b]) * kNormInflation);
       norm_max = std::max(norm_max, norms[t][b]);
     }
   }
@@ -254,9 +254,9 @@ void QuantizeTile(const QuantizeTileArgs& args) {
       radius = std::max(radius, norms.norm);
       error_max = std::max(error_max, norms.error);
     }
-    header.value_error_bound[s] = FloatToF16RoundedUp(RoundUpToFloat(error_max));
+    header.value_error_bound[s] = FloatToF16RoundedUp(ToFloatRoundedUp(error_max));
   }
-  header.value_radius = RoundUpToFloat(radius);
+  header.value_radius = ToFloatRoundedUp(radius);
   std::memcpy(args.scan, &header, sizeof(header));
 }
 

@@ -10,6 +10,7 @@
 
 #include "kernels/core/tile_layout.h"
 #include "kernels/ops/attend.h"
+#include "kernels/ops/finish_certificate.h"
 #include "kernels/ops/quantize_tile.h"
 
 namespace certkv::reference {
@@ -25,6 +26,11 @@ void DequantizeTile(const TileLayout& layout, const uint8_t* scan, const uint8_t
 int64_t AttendWorkspaceBytes(const AttendArgs& args);
 
 void Attend(const AttendArgs& args, const AttendResult& result, void* workspace);
+
+// Tightens the bound until it is within `tolerance`, or as far as it can; 0 = as far as it can.
+// Doesn't allocate once `workspace` has seen a read of that size.
+void FinishCertificate(const FinishArgs& args, double tolerance, FinishWorkspace* workspace,
+                       Certificate* certificate);
 
 }  // namespace certkv::reference
 

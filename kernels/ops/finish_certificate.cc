@@ -1,0 +1,50 @@
+#include "kernels/ops/finish_certificate.h"
+
+#include "absl/strings/str_cat.h"
+#include "kernels/core/status.h"
+#include "kernels/reference/reference.h"
+
+namespace certkv {
+namespace {
+
+template <typename... Parts>
+absl::Status Invalid(const Parts&... parts) {
+  return MakeError(absl::StatusCode::kInvalidArgument, "FINISH_ARGS_INVALID",
+                   absl::StrCat("FinishArgs.", parts...));
+}
+
+absl::Status CheckArgs(const FinishArgs& args) {
+  if (args.atom_count < 1) {
+    return Invalid("atom_count is ", args.atom_count, ", must be at least 1");
+  }
+  if (args.block_lse == nullptr || args.block_max_logit == nullptr ||
+      args.logit_half_width == nullptr) {
+    return Invalid(
+        "block_lse, block_max_logit or logit_half_width is null; pass what Attend wrote");
+  }
+  if (args.sink_index < -1 || args.sink_index >= args.atom_count) {
+    return Invalid("sink_index is ", args.sink_index, ", must be in [-1, ", args.atom_count - 1,
+                   "]");
+  }
+  if (!(args.tv_tolerance >= 0 && args.tv_tolerance <= 1)) {
+    return Invalid("tv_tolerance is ", args.tv_tolerance, ", must be in [0, 1]");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status FinishCertificate(Backend backend, const FinishArgs& args, FinishWorkspace* workspace,
+                               Certificate* certificate) {
+  CERTKV_RETURN_IF_ERROR(CheckArgs(args));
+  if (workspace == nullptr) {
+    return MakeError(absl::StatusCode::kInvalidArgument, "FINISH_ARGS_INVALID",
+                     "the workspace of FinishCertificate is null; pass one per thread");
+  }
+  // One implementation: the reference is asked to be as tight as it can, the CPU to be good enough.
+  const double tolerance = backend == Backend::kReference ? 0.0 : double{args.tv_tolerance};
+  reference::FinishCertificate(args, tolerance, workspace, certificate);
+  return absl::OkStatus();
+}
+
+}  // namespace certkv
