@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/grpcpp.h>
-#include <grpcpp/health_check_service_interface.h>
 #include <sys/file.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -22,6 +21,7 @@
 #include "kernels/core/check.h"
 #include "kernels/core/limits.h"
 #include "kernels/core/status.h"
+#include "services/common/health_service.h"
 #include "services/common/runtime_directory.h"
 
 namespace certkv {
@@ -53,10 +53,9 @@ bool IsLive(const std::string& path) {
   return result == 0 || errno == EAGAIN;  // EAGAIN: it lives and its queue is full
 }
 
-// Both are process-wide switches of gRPC, to be set before the first server is built.
-void EnablePlugins() {
+// A process-wide switch of gRPC, to be set before the first server is built.
+void EnableReflection() {
   static const bool kDone = [] {
-    grpc::EnableDefaultHealthCheckService(true);
     grpc::reflection::InitProtoReflectionServerBuilderPlugin();
     return true;
   }();
@@ -120,6 +119,7 @@ ConfigSection ServerConfigSection(ServerConfig* config, absl::string_view socket
 ServerRunner::ServerRunner(absl::string_view program, ServerConfig config)
     : program_(program),
       config_(std::move(config)),
+      health_(std::make_unique<HealthService>()),
       work_guard_(boost::asio::make_work_guard(io_context_)),
       signals_(io_context_) {
   SetLeastLogLevel(config_.log_level);
@@ -170,7 +170,7 @@ absl::Status ServerRunner::ClaimSocket() {
 absl::Status ServerRunner::Start(std::vector<ServedService> services) {
   CERTKV_CHECK(server_ == nullptr, "a runner is started once");
   services_ = std::move(services);
-  EnablePlugins();
+  EnableReflection();
   grpc::ServerBuilder builder;
   SetLimits(config_, &builder);
   int socket_result = 0;
@@ -187,7 +187,9 @@ absl::Status ServerRunner::Start(std::vector<ServedService> services) {
   if (!config_.tcp_address.empty()) {
     builder.AddListeningPort(config_.tcp_address, grpc::InsecureServerCredentials(), &tcp_port);
   }
+  builder.RegisterService(health_.get());
   for (const ServedService& served : services_) {
+    health_->AddService(served.name);
     for (grpc::Service* service : served.services) builder.RegisterService(service);
   }
   server_ = builder.BuildAndStart();
@@ -203,9 +205,6 @@ absl::Status ServerRunner::Start(std::vector<ServedService> services) {
   if (!config_.tcp_address.empty()) {
     const std::string& address = config_.tcp_address;
     targets_.push_back(absl::StrCat(address.substr(0, address.rfind(':')), ":", tcp_port));
-  }
-  for (const ServedService& served : services_) {
-    server_->GetHealthCheckService()->SetServingStatus(served.name, true);
   }
   Log(LogLevel::kInfo, "listening",
       {{"program", program_}, {"targets", absl::StrJoin(targets_, ",")}, {"pid", getpid()}});
@@ -252,7 +251,7 @@ void ServerRunner::Shutdown(int64_t drain_timeout_ms) {
     const auto begin = std::chrono::steady_clock::now();
     const auto timeout = std::chrono::milliseconds(drain_timeout_ms);
     Log(LogLevel::kInfo, "draining", {{"program", program_}, {"timeout_ms", drain_timeout_ms}});
-    server_->GetHealthCheckService()->Shutdown();
+    health_->Drain();
     for (const ServedService& served : services_) {
       if (served.drain) served.drain();
     }

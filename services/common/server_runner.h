@@ -31,6 +31,8 @@ class Service;
 
 namespace certkv {
 
+class HealthService;
+
 struct ServerConfig {
   std::string unix_socket;  // path; "" = none
   std::string tcp_address;  // "host:port", port 0 = any free one; "" = none
@@ -93,6 +95,7 @@ class ServerRunner {
 
   const std::string program_;
   const ServerConfig config_;
+  const std::unique_ptr<HealthService> health_;
   boost::asio::io_context io_context_;
   boost::asio::executor_work_guard<boost::asio::io_context::executor_type> work_guard_;
   boost::asio::signal_set signals_;

@@ -1,0 +1,43 @@
+// The standard health service, for a server whose services are up from start to drain.
+//
+// gRPC's built-in one keeps Watch streams open when the server drains, which makes a drain last for
+// its whole timeout whenever a load balancer watches; this one ends them.
+#ifndef CERTKV_SERVICES_COMMON_HEALTH_SERVICE_H_
+#define CERTKV_SERVICES_COMMON_HEALTH_SERVICE_H_
+
+#include <string>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_set.h"
+#include "absl/synchronization/mutex.h"
+#include "grpc/health/v1/health.grpc.pb.h"
+
+namespace certkv {
+
+// Invariant: each watcher in `watchers_` has not been finished. Threads: all calls are safe.
+class HealthService : public grpc::health::v1::Health::CallbackService {
+ public:
+  // From now on `service` (a full name; the server as a whole, "", is known anyhow) is SERVING.
+  void AddService(const std::string& service);
+  // All services are NOT_SERVING from now on; watchers are told so, and their streams end.
+  void Drain();
+
+  grpc::ServerUnaryReactor* Check(grpc::CallbackServerContext* context,
+                                  const grpc::health::v1::HealthCheckRequest* request,
+                                  grpc::health::v1::HealthCheckResponse* response) override;
+  grpc::ServerWriteReactor<grpc::health::v1::HealthCheckResponse>* Watch(
+      grpc::CallbackServerContext* context,
+      const grpc::health::v1::HealthCheckRequest* request) override;
+
+ private:
+  class Watcher;
+
+  absl::Mutex mutex_;
+  bool draining_ ABSL_GUARDED_BY(mutex_) = false;
+  absl::flat_hash_set<std::string> services_ ABSL_GUARDED_BY(mutex_) = {""};
+  absl::flat_hash_set<Watcher*> watchers_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace certkv
+
+#endif  // CERTKV_SERVICES_COMMON_HEALTH_SERVICE_H_
