@@ -1,6 +1,6 @@
 # Libraries CertKV is built on (Debian 12's packages; `./dev` installs them).
 # After this file: absl::*, gRPC::grpc++, gRPC::grpc++_reflection, protobuf::libprotobuf,
-# Boost::headers, yaml-cpp, nlohmann_json::nlohmann_json, OpenSSL::Crypto, OpenSSL::SSL,
+# Boost::headers, CLI11::CLI11, yaml-cpp, nlohmann_json::nlohmann_json, OpenSSL::Crypto, OpenSSL::SSL,
 # xxhash::xxhash, Threads::Threads, GTest::gmock_main, benchmark::benchmark.
 
 set(THREADS_PREFER_PTHREAD_FLAG ON)
@@ -12,6 +12,7 @@ find_package(Protobuf 3.21 REQUIRED)
 find_package(Boost 1.74 REQUIRED)
 find_package(yaml-cpp CONFIG REQUIRED)
 find_package(nlohmann_json 3.11 CONFIG REQUIRED)
+find_package(CLI11 2.1 CONFIG REQUIRED)
 find_package(GTest CONFIG REQUIRED)
 find_package(benchmark CONFIG REQUIRED)
 

@@ -83,6 +83,15 @@ std::vector<std::string> TestArguments(absl::string_view line) {
   return arguments;
 }
 
+// Whether the camel-case `name` holds `word`: "ItWorksNow" has "Works", "WorkspaceIsClean" has not.
+bool HasCamelWord(absl::string_view name, absl::string_view word) {
+  for (size_t at = name.find(word); at != absl::string_view::npos; at = name.find(word, at + 1)) {
+    const size_t end = at + word.size();
+    if (end == name.size() || !absl::ascii_islower(name[end])) return true;
+  }
+  return false;
+}
+
 std::string CheckTestName(absl::string_view line) {
   const std::vector<std::string> arguments = TestArguments(line);
   if (arguments.size() != 2) return "";
@@ -90,7 +99,7 @@ std::string CheckTestName(absl::string_view line) {
   if (!absl::EndsWith(arguments[0], "Test")) {
     return absl::StrCat("the suite ", arguments[0], " does not end in Test");
   }
-  if (absl::StrContains(arguments[1], "Works")) {
+  if (HasCamelWord(arguments[1], "Works")) {
     return absl::StrCat("the name ", arguments[1], " does not say what is expected");
   }
   return "";

@@ -111,6 +111,7 @@ TEST(TestsTest, FindsCommentedDisabledAndUnnamedTests) {
   EXPECT_THAT(Check(CheckTests, kPath, "  GTEST_SKIP();\n"), HasSubstr("without a reason"));
   EXPECT_THAT(Check(CheckTests, kPath, "TEST(ATest, Adds) {\n  GTEST_SKIP() << \"no AVX\";\n"),
               IsEmpty());
+  EXPECT_THAT(Check(CheckTests, kPath, "TEST(ATest, WorkspaceIsClean) {\n"), IsEmpty());
 }
 
 TEST(TestsTest, FindsTestsCommentedOutOfTheBuild) {
