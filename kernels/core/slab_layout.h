@@ -100,6 +100,24 @@ inline const std::atomic<uint64_t>& GenerationAt(const uint8_t* base, const Slab
 }
 static_assert(std::atomic<uint64_t>::is_always_lock_free && sizeof(std::atomic<uint64_t>) == 8);
 
+// The two fences of the seqlock, for the machine and for the compiler. GCC refuses fences under
+// ThreadSanitizer, which does not model them; there only the compiler is held, and the x86 machines
+// that ThreadSanitizer runs on keep loads, and stores, in order by themselves.
+inline void FenceAfterReads() {
+#ifdef __SANITIZE_THREAD__
+  std::atomic_signal_fence(std::memory_order_acquire);
+#else
+  std::atomic_thread_fence(std::memory_order_acquire);
+#endif
+}
+inline void FenceBeforeWrites() {
+#ifdef __SANITIZE_THREAD__
+  std::atomic_signal_fence(std::memory_order_release);
+#else
+  std::atomic_thread_fence(std::memory_order_release);
+#endif
+}
+
 // Before a read: is the slot still what the handle names?
 inline bool GenerationMatches(const uint8_t* base, const SlabLayout& layout, const SlotRef& ref) {
   return GenerationAt(base, layout, ref.slot).load(std::memory_order_acquire) == ref.generation;
@@ -107,7 +125,7 @@ inline bool GenerationMatches(const uint8_t* base, const SlabLayout& layout, con
 // After a read: was it so all the time? Orders the reads before it.
 inline bool GenerationStillMatches(const uint8_t* base, const SlabLayout& layout,
                                    const SlotRef& ref) {
-  std::atomic_thread_fence(std::memory_order_acquire);
+  FenceAfterReads();
   return GenerationAt(base, layout, ref.slot).load(std::memory_order_relaxed) == ref.generation;
 }
 

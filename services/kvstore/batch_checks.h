@@ -1,0 +1,17 @@
+// Checks and errors that several calls of the engine share.
+#ifndef CERTKV_SERVICES_KVSTORE_BATCH_CHECKS_H_
+#define CERTKV_SERVICES_KVSTORE_BATCH_CHECKS_H_
+
+#include <cstddef>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+
+namespace certkv::kvstore {
+
+// Errors: InvalidArgument [BATCH_SIZE], `count` of `field` is not in [1, 4096].
+absl::Status CheckBatch(size_t count, absl::string_view field);
+
+}  // namespace certkv::kvstore
+
+#endif  // CERTKV_SERVICES_KVSTORE_BATCH_CHECKS_H_

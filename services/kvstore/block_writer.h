@@ -1,0 +1,55 @@
+// Writes blocks into slots: copies originals, quantizes them, and says whether they are what they
+// were.
+#ifndef CERTKV_SERVICES_KVSTORE_BLOCK_WRITER_H_
+#define CERTKV_SERVICES_KVSTORE_BLOCK_WRITER_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "kernels/core/ids.h"
+#include "services/kvstore/cache.h"
+#include "services/kvstore/compute_pool.h"
+#include "services/kvstore/slab_memory.h"
+
+namespace certkv::kvstore {
+
+// One block to be written. The slots are being written by the caller, or sealed where only read.
+struct BlockWrite {
+  BlockKey key;
+  int32_t staging_slot = -1;  // -1: the originals are in the backing slot already (promotion)
+  int32_t backing_slot = -1;  // in when promoted, out when sealed
+  int32_t device_slot = -1;   // out
+  // XXH3-64 over the original_checksum of all tiles of the block, by layer, KV head, tile.
+  // In when promoted: what it must be. Out when sealed.
+  uint64_t originals_digest = 0;
+  bool digest_matches = true;  // out, promotions
+};
+
+// Copies each block's originals from `staging` (null when all are promotions) into its backing
+// slot first, and checks and quantizes that copy: the worker can still write its staging memory.
+// Layers and KV heads run in parallel on `pool` and the calling thread.
+// Errors: InvalidArgument [NON_FINITE_KEY | NON_FINITE_VALUE | KEY_OUT_OF_RANGE], naming block,
+//         layer, KV head, token and channel of the first bad number; DataLoss [ORIGINAL_LOST], a
+//         promoted block's originals have another digest (digest_matches says which). The slots
+//         then hold anything and must not be sealed.
+// Threads: concurrent calls are safe when their slots differ. Takes no lock of the engine.
+absl::Status WriteBlocks(const Cache& cache, const SlabMemory* staging,
+                         absl::Span<BlockWrite> blocks, ComputePool* pool);
+
+// DataLoss [ORIGINAL_LOST], naming the block.
+absl::Status OriginalLost(const BlockKey& key);
+
+// A block whose originals are read and compared with its digest.
+struct OriginalsCheck {
+  int32_t backing_slot = -1;
+  uint64_t originals_digest = 0;
+  bool matches = true;  // out
+};
+// Threads: as WriteBlocks. The slots stay sealed meanwhile.
+void CheckOriginals(const Cache& cache, absl::Span<OriginalsCheck> blocks, ComputePool* pool);
+
+}  // namespace certkv::kvstore
+
+#endif  // CERTKV_SERVICES_KVSTORE_BLOCK_WRITER_H_

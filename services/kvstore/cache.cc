@@ -1,0 +1,193 @@
+#include "services/kvstore/cache.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/core/check.h"
+#include "kernels/core/status.h"
+
+namespace certkv::kvstore {
+namespace {
+
+// So that slot and block ids fit 32 bits with room; 16 million blocks are a billion tokens.
+constexpr int64_t kSlotsPerSlabMax = int64_t{1} << 24;
+
+// The most slots whose slab, header and generations included, is at most `bytes`.
+int32_t SlotCountFor(const CacheSpec& spec, SlabKind kind, int64_t bytes) {
+  const int64_t guess = bytes / (SlabLayout::SlotBytes(spec, kind) + 8);
+  auto count = static_cast<int32_t>(std::min(guess, kSlotsPerSlabMax));
+  while (count >= 1 && SlabLayout(spec, kind, count).slab_bytes() > bytes) --count;
+  return count;
+}
+
+absl::Status SlabTooSmall(const CacheSpec& spec, SlabKind kind, int64_t bytes) {
+  const bool is_device = kind == SlabKind::kDevice;
+  return MakeError(
+      absl::StatusCode::kResourceExhausted, "SLAB_TOO_SMALL",
+      absl::StrCat(is_device ? "device" : "backing", " tier of ", DescribeCacheSpec(spec), " has ",
+                   bytes, " bytes, a slab of one block needs ",
+                   SlabLayout(spec, kind, 1).slab_bytes(), "; raise ",
+                   is_device ? "device_memory" : "backing_memory", " in the store's config"));
+}
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<Cache>> Cache::Create(CacheId id, const CacheSpec& spec,
+                                                     const TierSizes& sizes, EventHub* hub,
+                                                     StoreCounters* counters) {
+  const int32_t backing_count = SlotCountFor(spec, SlabKind::kBacking, sizes.backing_bytes);
+  if (backing_count < 1) return SlabTooSmall(spec, SlabKind::kBacking, sizes.backing_bytes);
+  const int32_t device_count =
+      std::min(backing_count, SlotCountFor(spec, SlabKind::kDevice, sizes.device_bytes));
+  if (device_count < 1) return SlabTooSmall(spec, SlabKind::kDevice, sizes.device_bytes);
+  CERTKV_ASSIGN_OR_RETURN(auto device, SlabMemory::Create(spec, SlabKind::kDevice, device_count));
+  CERTKV_ASSIGN_OR_RETURN(auto backing,
+                          SlabMemory::Create(spec, SlabKind::kBacking, backing_count));
+  return std::shared_ptr<Cache>(
+      new Cache(id, spec, std::move(device), std::move(backing), hub, counters));
+}
+
+Cache::Cache(CacheId id, const CacheSpec& spec, std::shared_ptr<SlabMemory> device,
+             std::shared_ptr<SlabMemory> backing, EventHub* hub, StoreCounters* counters)
+    : id_(id),
+      spec_(spec),
+      spec_digest_(DigestCacheSpec(spec)),
+      description_(DescribeCacheSpec(spec)),
+      hub_(hub),
+      counters_(counters),
+      device_(std::move(device)),
+      backing_(std::move(backing)),
+      index_(backing_.slot_count()) {}
+
+bool Cache::TakeSlots(int32_t backing_count, int32_t device_count, int64_t now_ms, SlotGrant* grant,
+                      SlabKind* full_tier) {
+  // What can't be reached even by evicting every block that may go is refused before any goes.
+  const int64_t backing_reach = int64_t{backing_.free_count()} + index_.unheld_count();
+  while (backing_.free_count() < backing_count) {
+    const BlockId victim =
+        backing_reach < backing_count ? BlockId::kNone : index_.OldestEvictable();
+    if (victim == BlockId::kNone) {
+      *full_tier = SlabKind::kBacking;
+      return false;
+    }
+    Remove(victim, BlockEventKind::kEvicted, now_ms);
+  }
+  const int64_t device_reach = int64_t{device_.free_count()} + index_.unheld_count();
+  while (device_.free_count() < device_count) {
+    const BlockId victim = device_reach < device_count ? BlockId::kNone : index_.OldestDemotable();
+    if (victim == BlockId::kNone) {
+      *full_tier = SlabKind::kDevice;
+      return false;
+    }
+    Demote(victim, now_ms);
+  }
+  grant->backing = backing_.Take(backing_count);
+  grant->device = device_.Take(device_count);
+  return true;
+}
+
+void Cache::ReturnSlots(const SlotGrant& grant) {
+  for (const int32_t slot : grant.backing) backing_.Free(slot);
+  for (const int32_t slot : grant.device) device_.Free(slot);
+}
+
+BlockId Cache::Publish(const NewBlock& block, int64_t now_ms) {
+  BlockRecord record;
+  record.key = block.key;
+  record.backing = backing_.Seal(block.backing_slot);
+  record.device = device_.Seal(block.device_slot);
+  record.originals_digest = block.originals_digest;
+  record.seal_time_ms = now_ms;
+  record.last_use_time_ms = now_ms;
+  const BlockId id = index_.Insert(record, block.parent);
+  ++counters_->blocks_sealed;
+  hub_->Append(BlockEventKind::kSealed, id_, block.key, now_ms);
+  return id;
+}
+
+void Cache::Promote(BlockId id, int32_t device_slot, int64_t now_ms) {
+  CERTKV_CHECK(!index_.Get(id).device.present(), "a block is promoted from the backing tier");
+  index_.SetDevice(id, device_.Seal(device_slot));
+  ++counters_->blocks_promoted;
+  hub_->Append(BlockEventKind::kPromoted, id_, index_.Get(id).key, now_ms);
+}
+
+void Cache::Replace(BlockId id, const NewBlock& block, int64_t now_ms) {
+  const BlockRecord old = index_.Get(id);
+  CERTKV_CHECK(old.damaged && old.hold_count == 1, "only a damaged block of the caller's own");
+  index_.SetOriginals(id, backing_.Seal(block.backing_slot), block.originals_digest);
+  index_.SetDevice(id, device_.Seal(block.device_slot));
+  index_.SetDamaged(id, false);
+  backing_.Free(old.backing.slot);
+  if (old.device.present()) device_.Free(old.device.slot);
+  ++counters_->blocks_sealed;
+  hub_->Append(BlockEventKind::kSealed, id_, old.key, now_ms);
+}
+
+void Cache::Drop(const absl::flat_hash_set<BlockId>& blocks, int64_t now_ms) {
+  std::vector<BlockId> leaves;
+  for (const BlockId id : blocks) {
+    index_.SetPinned(id, false);
+    if (index_.Get(id).first_child == BlockId::kNone) leaves.push_back(id);
+  }
+  for (size_t i = 0; i < leaves.size(); ++i) {
+    const BlockId parent = index_.Get(leaves[i]).parent;
+    Remove(leaves[i], BlockEventKind::kDropped, now_ms);
+    if (!blocks.contains(parent)) continue;
+    if (index_.Get(parent).first_child == BlockId::kNone) leaves.push_back(parent);
+  }
+  CERTKV_CHECK(leaves.size() == blocks.size(), "all that depends on a dropped block goes with it");
+}
+
+void Cache::EvictAll(int64_t now_ms) {
+  for (BlockId id = index_.OldestEvictable(); id != BlockId::kNone; id = index_.OldestEvictable()) {
+    Remove(id, BlockEventKind::kEvicted, now_ms);
+  }
+  CERTKV_CHECK(index_.size() == 0, "a cache that goes has no held or pinned block");
+}
+
+BlockHandle Cache::HandleOf(BlockId id) const {
+  const BlockRecord& record = index_.Get(id);
+  CERTKV_CHECK(record.live, "only live blocks have handles");
+  return BlockHandle{record.key, record.device, record.backing};
+}
+
+void Cache::CheckInvariants() const {
+  index_.CheckInvariants();
+  int32_t device_count = 0;
+  int32_t backing_count = 0;
+  for (BlockId id = index_.FirstLiveFrom(0); id != BlockId::kNone;
+       id = index_.FirstLiveFrom(static_cast<int32_t>(id) + 1)) {
+    const BlockRecord& record = index_.Get(id);
+    ++backing_count;
+    CERTKV_CHECK(backing_.RefOf(record.backing.slot) == record.backing, "invariant 1, backing");
+    if (!record.device.present()) continue;
+    ++device_count;
+    CERTKV_CHECK(device_.RefOf(record.device.slot) == record.device, "invariant 1, device");
+  }
+  // Where slots are granted to a running call, more are used.
+  CERTKV_CHECK(backing_count <= backing_.slot_count() - backing_.free_count(), "invariant 2");
+  CERTKV_CHECK(device_count <= device_.slot_count() - device_.free_count(), "invariant 2");
+}
+
+void Cache::Demote(BlockId id, int64_t now_ms) {
+  const BlockRecord& record = index_.Get(id);
+  CERTKV_CHECK(record.hold_count == 0 && !record.pinned, "held and pinned blocks stay");
+  CERTKV_CHECK(record.backing.present(), "the original stays when the planes go");
+  device_.Free(record.device.slot);
+  index_.SetDevice(id, SlotRef{});
+  ++counters_->blocks_demoted;
+  hub_->Append(BlockEventKind::kDemoted, id_, record.key, now_ms);
+}
+
+void Cache::Remove(BlockId id, BlockEventKind kind, int64_t now_ms) {
+  const BlockRecord record = index_.Get(id);
+  index_.Erase(id);
+  backing_.Free(record.backing.slot);
+  if (record.device.present()) device_.Free(record.device.slot);
+  if (kind == BlockEventKind::kEvicted) ++counters_->blocks_evicted;
+  hub_->Append(kind, id_, record.key, now_ms);
+}
+
+}  // namespace certkv::kvstore

@@ -1,0 +1,135 @@
+// Cache: the blocks of one CacheSpec, their slots in both tiers, and what goes when a tier is full.
+#ifndef CERTKV_SERVICES_KVSTORE_CACHE_H_
+#define CERTKV_SERVICES_KVSTORE_CACHE_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/container/flat_hash_set.h"
+#include "absl/status/statusor.h"
+#include "kernels/core/cache_spec.h"
+#include "kernels/core/ids.h"
+#include "services/kvstore/block_index.h"
+#include "services/kvstore/event_hub.h"
+#include "services/kvstore/slot_pool.h"
+
+namespace certkv::kvstore {
+
+// What the store has done since its process started.
+struct StoreCounters {
+  int64_t blocks_sealed = 0;
+  int64_t blocks_shared = 0;
+  int64_t blocks_demoted = 0;
+  int64_t blocks_promoted = 0;
+  int64_t blocks_evicted = 0;
+  int64_t blocks_aborted = 0;
+  int64_t lookups = 0;
+  int64_t lookup_blocks_asked = 0;
+  int64_t lookup_blocks_found = 0;
+  int64_t leases_expired = 0;
+};
+
+// Slots of both tiers, being written.
+struct SlotGrant {
+  std::vector<int32_t> backing;
+  std::vector<int32_t> device;
+};
+
+// Memory of one cache's tiers.
+struct TierSizes {
+  int64_t device_bytes = 0;
+  int64_t backing_bytes = 0;
+};
+
+// Invariants:
+//  1. Every block has a backing slot; a block in the device tier has a device slot too.
+//  2. A slot is free, or one block's, or of a grant that is not yet published or given back.
+//  3. No held or pinned block loses a slot, and no block leaves before its children.
+//  4. A device slot is given up only while the original is in the backing tier (follows from 1).
+//
+// Threads: the caller serializes (the engine's lock), but for the const accessors of geometry.
+class Cache {
+ public:
+  // `spec` is valid. The slabs are the largest that fit `sizes`; the device slab has no more slots
+  // than the backing slab, as no block is in it alone. `hub` and `counters` outlive the cache.
+  // Errors: ResourceExhausted [SLAB_TOO_SMALL], not one block fits; as SlabMemory::Create.
+  static absl::StatusOr<std::shared_ptr<Cache>> Create(CacheId id, const CacheSpec& spec,
+                                                       const TierSizes& sizes, EventHub* hub,
+                                                       StoreCounters* counters);
+
+  // Geometry; never changes.
+  CacheId id() const { return id_; }
+  const CacheSpec& spec() const { return spec_; }
+  const SpecDigest& spec_digest() const { return spec_digest_; }
+  const std::string& description() const { return description_; }
+  const std::shared_ptr<SlabMemory>& device_memory() const { return device_.memory(); }
+  const std::shared_ptr<SlabMemory>& backing_memory() const { return backing_.memory(); }
+
+  BlockIndex& index() { return index_; }
+  const BlockIndex& index() const { return index_; }
+  const SlotPool& device() const { return device_; }
+  const SlotPool& backing() const { return backing_; }
+
+  // Takes slots to write blocks into, making room by demotion and eviction of the least recently
+  // used blocks. On false nothing was taken and `full_tier` says which tier could not give enough.
+  bool TakeSlots(int32_t backing_count, int32_t device_count, int64_t now_ms, SlotGrant* grant,
+                 SlabKind* full_tier);
+  // Gives a grant back unpublished.
+  void ReturnSlots(const SlotGrant& grant);
+
+  // Publishes a new block, held once by the caller. Its slots are of a grant and written.
+  struct NewBlock {
+    BlockKey key;
+    BlockId parent = BlockId::kNone;
+    int32_t backing_slot = -1;
+    int32_t device_slot = -1;
+    uint64_t originals_digest = 0;
+  };
+  BlockId Publish(const NewBlock& block, int64_t now_ms);
+  // Publishes the device tier planes of a block that was in the backing tier only.
+  void Promote(BlockId id, int32_t device_slot, int64_t now_ms);
+  // Puts written slots in the place of a damaged block's, which nobody but the caller holds.
+  void Replace(BlockId id, const NewBlock& block, int64_t now_ms);
+  // Forgets blocks, each after its children, because a client asked for it. None is held, and all
+  // that depend on them are among them.
+  void Drop(const absl::flat_hash_set<BlockId>& blocks, int64_t now_ms);
+  // Forgets all blocks; none is held or pinned. For a cache that makes room for another.
+  void EvictAll(int64_t now_ms);
+
+  // Walks everything and aborts when an invariant does not hold. For tests.
+  void CheckInvariants() const;
+
+  // The handle of a live block.
+  BlockHandle HandleOf(BlockId id) const;
+
+  // Keys that a running call is sealing; others that want them wait for it.
+  absl::flat_hash_set<BlockKey>& claimed_keys() { return claimed_keys_; }
+
+  // Sessions attached now, and when one last came or went.
+  int32_t session_count = 0;
+  int64_t last_attach_sequence = 0;
+
+ private:
+  Cache(CacheId id, const CacheSpec& spec, std::shared_ptr<SlabMemory> device,
+        std::shared_ptr<SlabMemory> backing, EventHub* hub, StoreCounters* counters);
+
+  void Demote(BlockId id, int64_t now_ms);
+  void Remove(BlockId id, BlockEventKind kind, int64_t now_ms);
+
+  const CacheId id_;
+  const CacheSpec spec_;
+  const SpecDigest spec_digest_;
+  const std::string description_;
+  EventHub* const hub_;
+  StoreCounters* const counters_;
+  SlotPool device_;
+  SlotPool backing_;
+  BlockIndex index_;
+  absl::flat_hash_set<BlockKey> claimed_keys_;
+};
+
+}  // namespace certkv::kvstore
+
+#endif  // CERTKV_SERVICES_KVSTORE_CACHE_H_

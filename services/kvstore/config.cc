@@ -1,0 +1,83 @@
+#include "services/kvstore/config.h"
+
+#include "absl/strings/str_cat.h"
+#include "kernels/core/status.h"
+#include "services/common/runtime_directory.h"
+
+namespace certkv {
+namespace {
+
+constexpr int64_t kMemoryBytesMin = int64_t{64} << 10;
+constexpr int64_t kMemoryBytesMax = int64_t{1} << 46;
+
+void AddMemoryFields(KvStoreConfig* config, ConfigSection* section) {
+  const IntegerRange range{kMemoryBytesMin, kMemoryBytesMax};
+  section->AddSize("device_memory", &config->device_memory_bytes, range,
+                   "memory of the device tier (quantized blocks) of each registered cache; pages "
+                   "are taken from the system as blocks are sealed");
+  section->AddSize("backing_memory", &config->backing_memory_bytes, range,
+                   "memory of the backing tier (originals) of each registered cache; it decides "
+                   "how many blocks the cache holds");
+  section->AddSize("staging_memory", &config->staging_memory_bytes, range,
+                   "memory in which workers write originals before they are sealed, of all "
+                   "sessions together");
+  section->AddInteger("staging_slots", &config->staging_slots, {1, 4096}, "blocks",
+                      "staging slots of a worker that does not say how many it wants; fewer when "
+                      "staging_memory has no more");
+  section->AddInteger("pinned_percent_max", &config->pinned_percent_max, {0, 100}, "percent",
+                      "share of a cache's backing slots that may be pinned");
+}
+
+void AddLeaseFields(KvStoreConfig* config, ConfigSection* section) {
+  const IntegerRange range{100, 3'600'000};
+  section->AddDuration("lease_duration", &config->lease_duration_ms, range,
+                       "how long a lease holds when the call does not say");
+  section->AddDuration("lease_duration_max", &config->lease_duration_max_ms, range,
+                       "longest lease that a call may ask for");
+  section->AddDuration("connect_timeout", &config->connect_timeout_ms, {100, 3'600'000},
+                       "how long an attached session may take to connect to fd_socket before it "
+                       "is dropped");
+}
+
+void AddLimitFields(KvStoreConfig* config, ConfigSection* section) {
+  section->AddInteger("cache_limit", &config->cache_limit, {1, 1024}, "caches",
+                      "registered caches; one without sessions and pinned blocks makes room for "
+                      "another");
+  section->AddInteger("session_limit", &config->session_limit, {1, 65536}, "sessions",
+                      "workers and readers attached at a time");
+  section->AddInteger("lease_limit", &config->lease_limit, {1, 1 << 20}, "leases",
+                      "leases that one session may hold at a time");
+  section->AddInteger("watcher_limit", &config->watcher_limit, {1, 65536}, "watchers",
+                      "WatchBlockEvents streams at a time");
+  section->AddInteger("event_queue_limit", &config->event_queue_limit, {1, 1 << 20}, "events",
+                      "events that a watcher may be behind before it is cut off");
+  section->AddInteger("seal_threads", &config->seal_threads, {0, 1024}, "threads",
+                      "threads that seal, promote and check blocks; 0 means one per processor");
+  section->AddInteger("seal_queue_limit", &config->seal_queue_limit, {1, 65536}, "calls",
+                      "calls that may wait for those threads before more are refused");
+}
+
+}  // namespace
+
+ConfigSection KvStoreConfigSection(KvStoreConfig* config) {
+  ConfigSection section("kvstore", "Stores quantized and original KV blocks and shares them.");
+  AddMemoryFields(config, &section);
+  AddLeaseFields(config, &section);
+  AddLimitFields(config, &section);
+  section.AddString("fd_socket", &config->fd_socket, 107,
+                    "path of the Unix socket that hands over the slabs' file descriptors; empty "
+                    "means kvstore-fd.sock in the runtime directory");
+  section.AddCheck([config] {
+    if (config->lease_duration_ms <= config->lease_duration_max_ms) return absl::OkStatus();
+    return MakeError(
+        absl::StatusCode::kInvalidArgument, "CONFIG_INVALID",
+        absl::StrCat("kvstore.lease_duration is ", config->lease_duration_ms,
+                     " ms, must be at most kvstore.lease_duration_max, ",
+                     config->lease_duration_max_ms, " ms; lower the one or raise the other"));
+  });
+  return section;
+}
+
+std::string DefaultFdSocket() { return absl::StrCat(RuntimeDirectory(), "/kvstore-fd.sock"); }
+
+}  // namespace certkv

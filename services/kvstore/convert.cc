@@ -1,0 +1,122 @@
+#include "services/kvstore/convert.h"
+
+#include "absl/strings/str_cat.h"
+#include "kernels/core/limits.h"
+#include "kernels/core/status.h"
+#include "services/common/convert.h"
+
+namespace certkv::kvstore {
+namespace {
+
+std::string BytesOf(absl::string_view view) { return std::string(view); }
+
+// A list that is over its limit is not looked at entry by entry; the engine refuses it.
+bool IsTooLong(int count) { return count > kBlocksPerCallMax; }
+
+absl::StatusOr<BlockKey> KeyFromProto(const std::string& bytes, absl::string_view field,
+                                      int index) {
+  absl::StatusOr<BlockKey> key = BlockKeyFromBytes(bytes);
+  if (key.ok()) return key;
+  return WithContext(key.status(), absl::StrCat(field, "[", index, "]"));
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<BlockKey>> BlockKeysFromProto(
+    const google::protobuf::RepeatedPtrField<std::string>& keys) {
+  std::vector<BlockKey> result(static_cast<size_t>(keys.size()));
+  if (IsTooLong(keys.size())) return result;
+  for (int i = 0; i < keys.size(); ++i) {
+    CERTKV_ASSIGN_OR_RETURN(result[i], KeyFromProto(keys[i], "block_keys", i));
+  }
+  return result;
+}
+
+absl::StatusOr<std::vector<SealEntry>> SealEntriesFromProto(
+    const google::protobuf::RepeatedPtrField<v1::SealEntry>& entries) {
+  std::vector<SealEntry> result(static_cast<size_t>(entries.size()));
+  if (IsTooLong(entries.size())) return result;
+  for (int i = 0; i < entries.size(); ++i) {
+    result[i].staging_slot = entries[i].staging_slot();
+    CERTKV_ASSIGN_OR_RETURN(result[i].key, KeyFromProto(entries[i].block_key(), "block_key", i));
+    CERTKV_ASSIGN_OR_RETURN(result[i].parent,
+                            KeyFromProto(entries[i].parent_key(), "parent_key", i));
+  }
+  return result;
+}
+
+absl::StatusOr<AttachRequest> AttachRequestFromProto(const v1::AttachWorkerRequest& request) {
+  AttachRequest result;
+  result.cache = CacheId{request.cache_id()};
+  result.worker_name = request.worker_name();
+  result.staging_slot_count = request.staging_slot_count();
+  switch (request.role()) {
+    case v1::SESSION_ROLE_WORKER:
+      result.role = SessionRole::kWorker;
+      return result;
+    case v1::SESSION_ROLE_READER:
+      result.role = SessionRole::kReader;
+      return result;
+    default:
+      return MakeError(absl::StatusCode::kInvalidArgument, "SESSION_ROLE_INVALID",
+                       absl::StrCat("role is ", static_cast<int>(request.role()),
+                                    ", must be SESSION_ROLE_WORKER or SESSION_ROLE_READER"));
+  }
+}
+
+void BlockInfoToProto(const BlockInfo& info, v1::Block* block) {
+  block->set_block_key(BytesOf(info.handle.key.view()));
+  block->set_parent_key(BytesOf(info.parent.view()));
+  block->set_cache_id(static_cast<int64_t>(info.cache));
+  block->set_tier(info.handle.device.present() ? v1::BLOCK_TIER_DEVICE
+                                               : v1::BLOCK_TIER_BACKING_ONLY);
+  block->set_lease_count(info.lease_count);
+  block->set_pinned(info.pinned);
+  block->set_device_bytes(info.device_bytes);
+  block->set_original_bytes(info.original_bytes);
+  block->set_seal_time_ms(info.seal_time_ms);
+  block->set_last_use_time_ms(info.last_use_time_ms);
+  *block->mutable_handle() = BlockHandleToProto(info.handle);
+}
+
+void BlockEventToProto(const BlockEvent& event, v1::BlockEvent* proto) {
+  static_assert(static_cast<int>(BlockEventKind::kSealed) == v1::BlockEvent::KIND_SEALED &&
+                static_cast<int>(BlockEventKind::kDropped) == v1::BlockEvent::KIND_DROPPED);
+  proto->set_kind(static_cast<v1::BlockEvent::Kind>(event.kind));
+  proto->set_cache_id(static_cast<int64_t>(event.cache));
+  proto->set_block_key(BytesOf(event.key.view()));
+  proto->set_sequence(event.sequence);
+  proto->set_time_ms(event.time_ms);
+}
+
+void StatsToProto(const StoreStats& stats, v1::Stats* proto) {
+  for (const CacheStats& cache : stats.caches) {
+    v1::CacheStats* entry = proto->add_caches();
+    entry->set_cache_id(static_cast<int64_t>(cache.cache));
+    entry->set_description(DescribeCacheSpec(cache.spec));
+    entry->set_spec_digest(BytesOf(cache.digest.view()));
+    entry->set_device_slot_count(cache.device_slot_count);
+    entry->set_device_slots_used(cache.device_slots_used);
+    entry->set_backing_slot_count(cache.backing_slot_count);
+    entry->set_backing_slots_used(cache.backing_slots_used);
+    entry->set_device_slot_bytes(cache.device_slot_bytes);
+    entry->set_backing_slot_bytes(cache.backing_slot_bytes);
+    entry->set_blocks_leased(cache.blocks_leased);
+    entry->set_blocks_pinned(cache.blocks_pinned);
+    *entry->mutable_spec() = CacheSpecToProto(cache.spec);
+  }
+  proto->set_session_count(stats.session_count);
+  proto->set_lease_count(stats.lease_count);
+  proto->set_blocks_sealed(stats.counters.blocks_sealed);
+  proto->set_blocks_shared(stats.counters.blocks_shared);
+  proto->set_blocks_demoted(stats.counters.blocks_demoted);
+  proto->set_blocks_promoted(stats.counters.blocks_promoted);
+  proto->set_blocks_evicted(stats.counters.blocks_evicted);
+  proto->set_blocks_aborted(stats.counters.blocks_aborted);
+  proto->set_lookups(stats.counters.lookups);
+  proto->set_lookup_blocks_asked(stats.counters.lookup_blocks_asked);
+  proto->set_lookup_blocks_found(stats.counters.lookup_blocks_found);
+  proto->set_leases_expired(stats.counters.leases_expired);
+}
+
+}  // namespace certkv::kvstore

@@ -1,0 +1,28 @@
+// Between the store's messages and its engine's types. XFromProto checks what came over the wire.
+#ifndef CERTKV_SERVICES_KVSTORE_CONVERT_H_
+#define CERTKV_SERVICES_KVSTORE_CONVERT_H_
+
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "certkv/kvstore/v1/kvstore.pb.h"
+#include "services/kvstore/store_engine.h"
+
+namespace certkv::kvstore {
+
+// Errors: InvalidArgument [DIGEST_SIZE], naming the entry.
+absl::StatusOr<std::vector<BlockKey>> BlockKeysFromProto(
+    const google::protobuf::RepeatedPtrField<std::string>& keys);
+absl::StatusOr<std::vector<SealEntry>> SealEntriesFromProto(
+    const google::protobuf::RepeatedPtrField<v1::SealEntry>& entries);
+// Errors: InvalidArgument [SESSION_ROLE_INVALID].
+absl::StatusOr<AttachRequest> AttachRequestFromProto(const v1::AttachWorkerRequest& request);
+
+void BlockInfoToProto(const BlockInfo& info, v1::Block* block);
+void BlockEventToProto(const BlockEvent& event, v1::BlockEvent* proto);
+void StatsToProto(const StoreStats& stats, v1::Stats* proto);
+
+}  // namespace certkv::kvstore
+
+#endif  // CERTKV_SERVICES_KVSTORE_CONVERT_H_

@@ -1,0 +1,122 @@
+#include "services/kvstore/event_hub.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/core/status.h"
+
+namespace certkv::kvstore {
+
+absl::StatusOr<std::optional<BlockEvent>> EventSubscription::Take() {
+  absl::MutexLock lock(&mutex_);
+  if (overflowed_) {
+    return MakeError(absl::StatusCode::kResourceExhausted, "EVENTS_LOST",
+                     absl::StrCat("the watcher fell ", queue_limit_,
+                                  " events behind, the limit of its queue; watch again and list "
+                                  "the blocks anew"));
+  }
+  if (queue_.empty()) {
+    if (closed_) {
+      return MakeError(absl::StatusCode::kUnavailable, "STORE_STOPPING",
+                       "the store is stopping; watch again when it is back");
+    }
+    waiting_ = true;
+    return std::optional<BlockEvent>();
+  }
+  const BlockEvent event = queue_.front();
+  queue_.pop_front();
+  return std::optional<BlockEvent>(event);
+}
+
+void EventSubscription::Append(const BlockEvent& event) {
+  if (cache_ != CacheId{} && cache_ != event.cache) return;
+  absl::MutexLock lock(&mutex_);
+  if (overflowed_ || closed_) return;
+  if (static_cast<int32_t>(queue_.size()) >= queue_limit_) {
+    overflowed_ = true;
+    queue_.clear();
+    return;
+  }
+  queue_.push_back(event);
+}
+
+void EventSubscription::Close() {
+  absl::MutexLock lock(&mutex_);
+  closed_ = true;
+}
+
+void EventSubscription::NotifyIfWaiting() {
+  {
+    absl::MutexLock lock(&mutex_);
+    const bool has_news = !queue_.empty() || overflowed_ || closed_;
+    if (!waiting_ || !has_news) return;
+    waiting_ = false;
+  }
+  notify_();
+}
+
+absl::StatusOr<std::shared_ptr<EventSubscription>> EventHub::Subscribe(
+    CacheId cache, std::function<void()> notify) {
+  auto subscription = std::make_shared<EventSubscription>(cache, queue_limit_, std::move(notify));
+  absl::MutexLock lock(&mutex_);
+  const auto count = static_cast<int32_t>(Subscriptions().size());
+  if (count >= watcher_limit_) {
+    return MakeError(absl::StatusCode::kResourceExhausted, "WATCHER_LIMIT",
+                     absl::StrCat("the store has ", count, " event watchers, at most ",
+                                  watcher_limit_, "; end one or raise watcher_limit"));
+  }
+  if (closed_) subscription->Close();
+  subscriptions_.push_back(subscription);
+  return subscription;
+}
+
+void EventHub::Append(BlockEventKind kind, CacheId cache, const BlockKey& key, int64_t time_ms) {
+  absl::MutexLock lock(&mutex_);
+  const BlockEvent event{kind, cache, key, ++sequence_, time_ms};
+  for (const auto& weak : subscriptions_) {
+    if (const auto subscription = weak.lock()) {
+      subscription->Append(event);
+      has_news_ = true;
+    }
+  }
+}
+
+void EventHub::Notify() {
+  std::vector<std::shared_ptr<EventSubscription>> subscriptions;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (!has_news_) return;
+    has_news_ = false;
+    subscriptions = Subscriptions();
+  }
+  for (const auto& subscription : subscriptions) subscription->NotifyIfWaiting();
+}
+
+void EventHub::CloseAll() {
+  std::vector<std::shared_ptr<EventSubscription>> subscriptions;
+  {
+    absl::MutexLock lock(&mutex_);
+    closed_ = true;
+    subscriptions = Subscriptions();
+  }
+  for (const auto& subscription : subscriptions) {
+    subscription->Close();
+    subscription->NotifyIfWaiting();
+  }
+}
+
+std::vector<std::shared_ptr<EventSubscription>> EventHub::Subscriptions() {
+  std::vector<std::shared_ptr<EventSubscription>> live;
+  subscriptions_.erase(std::remove_if(subscriptions_.begin(), subscriptions_.end(),
+                                      [&live](const auto& weak) {
+                                        auto subscription = weak.lock();
+                                        if (subscription == nullptr) return true;
+                                        live.push_back(std::move(subscription));
+                                        return false;
+                                      }),
+                       subscriptions_.end());
+  return live;
+}
+
+}  // namespace certkv::kvstore

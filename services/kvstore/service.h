@@ -1,0 +1,52 @@
+// KvStoreServer: the store's gRPC service, its descriptor socket, threads and timer.
+#ifndef CERTKV_SERVICES_KVSTORE_SERVICE_H_
+#define CERTKV_SERVICES_KVSTORE_SERVICE_H_
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "services/common/clock.h"
+#include "services/kvstore/config.h"
+
+namespace boost::asio {
+class io_context;
+}  // namespace boost::asio
+namespace grpc {
+class Service;
+}  // namespace grpc
+
+namespace certkv {
+
+class KvStoreServer {
+ public:
+  // Listens on the descriptor socket and starts the timer on `io_context`, which runs, like
+  // `clock`, until after the server is destroyed or was stopped before.
+  // Errors: those of FdServer::Create about `config.fd_socket`.
+  static absl::StatusOr<std::unique_ptr<KvStoreServer>> Create(const KvStoreConfig& config,
+                                                               const Clock* clock,
+                                                               boost::asio::io_context* io_context);
+  // To be called when no RPC runs any more. Finishes what computes; ends all sessions.
+  ~KvStoreServer();
+
+  // certkv.kvstore.v1.KvStore. Owned by this object.
+  std::vector<grpc::Service*> grpc_services();
+
+  // Path of the descriptor socket.
+  const std::string& fd_socket() const;
+
+  // No new work: calls get Unavailable [STORE_STOPPING], event streams end after what is queued.
+  // Running calls finish. Doesn't block.
+  void Drain();
+
+ private:
+  class Impl;
+  explicit KvStoreServer(std::unique_ptr<Impl> impl);
+
+  const std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace certkv
+
+#endif  // CERTKV_SERVICES_KVSTORE_SERVICE_H_

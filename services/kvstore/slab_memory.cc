@@ -1,0 +1,43 @@
+#include "services/kvstore/slab_memory.h"
+
+#include <utility>
+
+#include "absl/strings/string_view.h"
+#include "kernels/core/status.h"
+
+namespace certkv::kvstore {
+namespace {
+
+// What /proc/<pid>/maps shows.
+absl::string_view MemfdName(SlabKind kind) {
+  switch (kind) {
+    case SlabKind::kDevice:
+      return "certkv-device";
+    case SlabKind::kBacking:
+      return "certkv-backing";
+    case SlabKind::kStaging:
+      return "certkv-staging";
+  }
+  return "certkv";
+}
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<SlabMemory>> SlabMemory::Create(const CacheSpec& spec, SlabKind kind,
+                                                               int32_t slot_count) {
+  SlabLayout layout(spec, kind, slot_count);
+  CERTKV_ASSIGN_OR_RETURN(UniqueFd fd, CreateMemfd(MemfdName(kind), layout.slab_bytes()));
+  CERTKV_ASSIGN_OR_RETURN(Mapping mapping, Mapping::Map(fd.get(), Mapping::Access::kReadWrite));
+  layout.WriteHeader(mapping.data());
+  if (kind != SlabKind::kStaging) {
+    CERTKV_RETURN_IF_ERROR(SealAgainstWrites(fd.get()));
+    CERTKV_ASSIGN_OR_RETURN(fd, ReopenReadOnly(fd.get()));
+  }
+  return std::shared_ptr<SlabMemory>(
+      new SlabMemory(std::move(layout), std::move(fd), std::move(mapping)));
+}
+
+SlabMemory::SlabMemory(SlabLayout layout, UniqueFd export_fd, Mapping mapping)
+    : layout_(std::move(layout)), export_fd_(std::move(export_fd)), mapping_(std::move(mapping)) {}
+
+}  // namespace certkv::kvstore

@@ -1,0 +1,253 @@
+// Caches, sessions, and the time.
+#include "services/kvstore/store_engine.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/core/limits.h"
+#include "kernels/core/status.h"
+#include "services/common/random_id.h"
+#include "services/kvstore/store_engine_lock.h"
+
+namespace certkv::kvstore {
+namespace {
+
+constexpr int32_t kStagingSlotsMax = 4096;
+constexpr size_t kWorkerNameBytesMax = 128;
+constexpr size_t kFdTokenBytes = 16;
+
+}  // namespace
+
+StoreEngine::StoreEngine(const KvStoreConfig& config, const Clock* clock, ComputePool* pool)
+    : config_(config),
+      clock_(clock),
+      pool_(pool),
+      events_(config.watcher_limit, config.event_queue_limit) {}
+
+StoreEngine::~StoreEngine() { events_.CloseAll(); }
+
+StoreEngine::Now StoreEngine::ReadClock() const {
+  return Now{clock_->MonotonicNs(), clock_->NowMs()};
+}
+
+absl::StatusOr<RegisteredCache> StoreEngine::RegisterCache(const CacheSpec& spec) {
+  CERTKV_RETURN_IF_ERROR(ValidateCacheSpec(spec));
+  const SpecDigest digest = DigestCacheSpec(spec);
+  Lock lock(this);
+  std::shared_ptr<Cache> cache;
+  for (const auto& [id, known] : caches_) {
+    if (known->spec_digest() == digest) cache = known;
+  }
+  if (cache == nullptr) {
+    const Now now = ReadClock();
+    ExpireLeases(now);
+    CERTKV_RETURN_IF_ERROR(MakeRoomForCache(now));
+    CERTKV_ASSIGN_OR_RETURN(
+        cache, Cache::Create(CacheId{RandomId()}, spec,
+                             {config_.device_memory_bytes, config_.backing_memory_bytes}, &events_,
+                             &counters_));
+    caches_.emplace(cache->id(), cache);
+  }
+  // A cache that was asked for just now isn't the first to make room for another.
+  cache->last_attach_sequence = ++attach_sequence_;
+  return RegisteredCache{cache->id(), digest, cache->device().slot_count(),
+                         cache->backing().slot_count()};
+}
+
+absl::Status StoreEngine::MakeRoomForCache(const Now& now) {
+  if (static_cast<int32_t>(caches_.size()) < config_.cache_limit) return absl::OkStatus();
+  auto victim = caches_.end();
+  for (auto it = caches_.begin(); it != caches_.end(); ++it) {
+    const Cache& cache = *it->second;
+    const bool is_used = cache.session_count > 0 || cache.index().held_count() > 0 ||
+                         cache.index().pinned_count() > 0;
+    if (is_used) continue;
+    const bool is_older = victim == caches_.end() ||
+                          cache.last_attach_sequence < victim->second->last_attach_sequence;
+    if (is_older) victim = it;
+  }
+  if (victim == caches_.end()) {
+    return MakeError(
+        absl::StatusCode::kResourceExhausted, "CACHE_LIMIT",
+        absl::StrCat("the store has ", caches_.size(),
+                     " caches, all with sessions or pinned blocks, at most ", config_.cache_limit,
+                     "; detach the workers of one or raise cache_limit"));
+  }
+  victim->second->EvictAll(now.epoch_ms);
+  caches_.erase(victim);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::shared_ptr<Cache>> StoreEngine::FindCache(CacheId cache) const {
+  const auto it = caches_.find(cache);
+  if (it != caches_.end()) return it->second;
+  return MakeError(absl::StatusCode::kNotFound, "CACHE_NOT_FOUND",
+                   absl::StrCat("cache ", static_cast<int64_t>(cache),
+                                " is not registered with this store process; register it first"));
+}
+
+absl::StatusOr<AttachedSession> StoreEngine::AttachWorker(const AttachRequest& request) {
+  if (request.worker_name.empty() || request.worker_name.size() > kWorkerNameBytesMax) {
+    return MakeError(absl::StatusCode::kInvalidArgument, "WORKER_NAME_INVALID",
+                     absl::StrCat("worker_name has ", request.worker_name.size(),
+                                  " bytes, must have 1 to ", kWorkerNameBytesMax));
+  }
+  Lock lock(this);
+  const Now now = ReadClock();
+  CERTKV_ASSIGN_OR_RETURN(std::shared_ptr<Cache> cache, FindCache(request.cache));
+  if (sessions_.size() >= config_.session_limit) {
+    return MakeError(absl::StatusCode::kResourceExhausted, "SESSION_LIMIT",
+                     absl::StrCat("the store has ", sessions_.size(), " sessions, at most ",
+                                  config_.session_limit, "; detach one or raise session_limit"));
+  }
+  auto session = std::make_unique<Session>();
+  session->id = SessionId{RandomId()};
+  session->role = request.role;
+  session->worker_name = request.worker_name;
+  session->fd_token = RandomBytes(kFdTokenBytes);
+  session->cache = cache;
+  session->connect_deadline_ns = now.monotonic_ns + config_.connect_timeout_ms * 1'000'000;
+  AttachedSession attached{session->id, session->fd_token, 0, 0};
+  if (request.role == SessionRole::kWorker) {
+    CERTKV_ASSIGN_OR_RETURN(attached.staging_slot_count, StagingSlotsFor(request, cache->spec()));
+    CERTKV_ASSIGN_OR_RETURN(auto memory, SlabMemory::Create(cache->spec(), SlabKind::kStaging,
+                                                            attached.staging_slot_count));
+    session->staging = std::make_shared<StagingArea>(std::move(memory));
+    session->staging_id = RandomId();
+    attached.staging_id = session->staging_id;
+  }
+  sessions_.Add(std::move(session));
+  ++cache->session_count;
+  cache->last_attach_sequence = ++attach_sequence_;
+  return attached;
+}
+
+absl::StatusOr<int32_t> StoreEngine::StagingSlotsFor(const AttachRequest& request,
+                                                     const CacheSpec& spec) {
+  if (request.staging_slot_count < 0 || request.staging_slot_count > kStagingSlotsMax) {
+    return MakeError(
+        absl::StatusCode::kInvalidArgument, "STAGING_SLOTS_INVALID",
+        absl::StrCat("staging_slot_count is ", request.staging_slot_count, ", must be in [1, ",
+                     kStagingSlotsMax, "], or 0 for ", config_.staging_slots));
+  }
+  const int64_t bytes_left = config_.staging_memory_bytes - sessions_.staging_bytes();
+  const bool is_default = request.staging_slot_count == 0;
+  int32_t count = is_default ? config_.staging_slots : request.staging_slot_count;
+  const int32_t least = is_default ? 1 : count;
+  while (count >= least && SlabLayout(spec, SlabKind::kStaging, count).slab_bytes() > bytes_left) {
+    --count;
+  }
+  if (count >= least) return count;
+  return MakeError(absl::StatusCode::kResourceExhausted, "STAGING_MEMORY_FULL",
+                   absl::StrCat("staging memory has ", std::max<int64_t>(bytes_left, 0), " of ",
+                                config_.staging_memory_bytes, " bytes left, ", least, " slots of ",
+                                DescribeCacheSpec(spec), " need ",
+                                SlabLayout(spec, SlabKind::kStaging, least).slab_bytes(),
+                                "; detach a worker, ask for fewer slots, or raise staging_memory"));
+}
+
+void StoreEngine::EndSession(SessionId session, absl::string_view why) {
+  Lock lock(this);
+  EndSessionLocked(session, why);
+}
+
+void StoreEngine::EndSessionLocked(SessionId id, absl::string_view why) {
+  const absl::StatusOr<Session*> found = sessions_.Find(id);
+  if (!found.ok()) return;
+  // The newest leases go first: they cover the ends of chains, which thereby become the least
+  // recently used.
+  std::vector<LeaseId> leases((*found)->leases.begin(), (*found)->leases.end());
+  std::sort(leases.begin(), leases.end(), [this](LeaseId a, LeaseId b) {
+    mutex_.AssertHeld();
+    return leases_.Get(a).sequence > leases_.Get(b).sequence;
+  });
+  for (const LeaseId lease : leases) DropLease(lease, *found);
+  const std::unique_ptr<Session> session = sessions_.TakeOut(id, why);
+  // Slots that a running seal reads are counted by that seal, which gives up.
+  if (session->staging != nullptr) counters_.blocks_aborted += session->staging->reserved_count();
+  --session->cache->session_count;
+  session->cache->last_attach_sequence = ++attach_sequence_;
+}
+
+absl::StatusOr<SessionSlabs> StoreEngine::ConnectSession(absl::string_view fd_token) {
+  Lock lock(this);
+  Session* session = sessions_.FindByToken(fd_token);
+  if (session == nullptr || session->connected) {
+    return MakeError(absl::StatusCode::kUnauthenticated, "FD_TOKEN_INVALID",
+                     session == nullptr
+                         ? "the token is of no session that is attached; attach again and send "
+                           "the fd_token of the answer"
+                         : "the token's session is connected already; a session has one "
+                           "connection, attach again for another");
+  }
+  session->connected = true;
+  return SessionSlabs{session->id, session->cache->device_memory(),
+                      session->cache->backing_memory(),
+                      session->staging == nullptr ? nullptr : session->staging->memory()};
+}
+
+absl::StatusOr<std::shared_ptr<SlabMemory>> StoreEngine::FindStaging(SessionId session_id,
+                                                                     int64_t staging_id) {
+  Lock lock(this);
+  CERTKV_ASSIGN_OR_RETURN(Session * session, FindSession(session_id, ReadClock()));
+  const Session* owner = sessions_.FindByStagingId(staging_id);
+  if (owner == nullptr || owner->cache != session->cache) {
+    return MakeError(absl::StatusCode::kNotFound, "STAGING_NOT_FOUND",
+                     absl::StrCat("staging memory ", staging_id,
+                                  " is of no worker attached to this session's cache; the worker "
+                                  "may have ended"));
+  }
+  return owner->staging->memory();
+}
+
+void StoreEngine::Tick() {
+  Lock lock(this);
+  const Now now = ReadClock();
+  ExpireLeases(now);
+  for (const SessionId id : sessions_.NeverConnected(now.monotonic_ns)) {
+    EndSessionLocked(id, absl::StrCat("it did not connect to the descriptor socket within ",
+                                      config_.connect_timeout_ms, " ms"));
+  }
+}
+
+absl::StatusOr<Session*> StoreEngine::FindSession(SessionId session, const Now& now) {
+  ExpireLeases(now);
+  return sessions_.Find(session);
+}
+
+absl::StatusOr<Session*> StoreEngine::FindWorker(SessionId id, const Now& now,
+                                                 absl::string_view call) {
+  CERTKV_ASSIGN_OR_RETURN(Session * session, FindSession(id, now));
+  if (session->role == SessionRole::kWorker) return session;
+  return MakeError(absl::StatusCode::kPermissionDenied, "ROLE_FORBIDS",
+                   absl::StrCat("session of ", session->worker_name,
+                                " is a READER, which may not call ", call, "; attach as a WORKER"));
+}
+
+StoreStats StoreEngine::GetStats() {
+  Lock lock(this);
+  ExpireLeases(ReadClock());
+  StoreStats stats;
+  for (const auto& [id, cache] : caches_) {
+    CacheStats entry;
+    entry.cache = id;
+    entry.spec = cache->spec();
+    entry.digest = cache->spec_digest();
+    entry.device_slot_count = cache->device().slot_count();
+    entry.device_slots_used = entry.device_slot_count - cache->device().free_count();
+    entry.backing_slot_count = cache->backing().slot_count();
+    entry.backing_slots_used = entry.backing_slot_count - cache->backing().free_count();
+    entry.device_slot_bytes = cache->device().layout().slot_bytes();
+    entry.backing_slot_bytes = cache->backing().layout().slot_bytes();
+    entry.blocks_leased = cache->index().held_count();
+    entry.blocks_pinned = cache->index().pinned_count();
+    stats.caches.push_back(std::move(entry));
+  }
+  stats.session_count = sessions_.size();
+  stats.lease_count = leases_.size();
+  stats.counters = counters_;
+  return stats;
+}
+
+}  // namespace certkv::kvstore

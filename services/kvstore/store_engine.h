@@ -1,0 +1,271 @@
+// StoreEngine: the store without its wire. Caches, sessions, leases, sealing, tiers.
+#ifndef CERTKV_SERVICES_KVSTORE_STORE_ENGINE_H_
+#define CERTKV_SERVICES_KVSTORE_STORE_ENGINE_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/btree_map.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/types/span.h"
+#include "kernels/core/cache_spec.h"
+#include "kernels/core/ids.h"
+#include "services/common/clock.h"
+#include "services/kvstore/block_writer.h"
+#include "services/kvstore/cache.h"
+#include "services/kvstore/compute_pool.h"
+#include "services/kvstore/config.h"
+#include "services/kvstore/event_hub.h"
+#include "services/kvstore/lease_table.h"
+#include "services/kvstore/session_table.h"
+
+namespace certkv::kvstore {
+
+struct RegisteredCache {
+  CacheId cache{};
+  SpecDigest digest;
+  int32_t device_slot_count = 0;
+  int32_t backing_slot_count = 0;
+};
+
+struct AttachRequest {
+  CacheId cache{};
+  std::string worker_name;
+  SessionRole role = SessionRole::kReader;
+  int32_t staging_slot_count = 0;  // 0: the default
+};
+struct AttachedSession {
+  SessionId session{};
+  std::string fd_token;  // 16 bytes
+  int32_t staging_slot_count = 0;
+  int64_t staging_id = 0;
+};
+
+// What goes over the descriptor socket. The memory lives as long as the pointers.
+struct SessionSlabs {
+  SessionId session{};
+  std::shared_ptr<SlabMemory> device;
+  std::shared_ptr<SlabMemory> backing;
+  std::shared_ptr<SlabMemory> staging;  // workers only
+};
+
+struct LeasedBlocks {
+  std::vector<BlockHandle> blocks;
+  LeaseId lease{};  // 0 when `blocks` is empty
+  int64_t expire_time_ms = 0;
+  int32_t shared_count = 0;  // seals: how many were there already
+};
+
+struct SealEntry {
+  int32_t staging_slot = -1;
+  BlockKey key;
+  BlockKey parent;  // zeros: first of a chain
+};
+
+// A block as lists show it.
+struct BlockInfo {
+  BlockHandle handle;
+  BlockKey parent;
+  CacheId cache{};
+  int32_t lease_count = 0;
+  bool pinned = false;
+  int64_t device_bytes = 0;
+  int64_t original_bytes = 0;
+  int64_t seal_time_ms = 0;
+  int64_t last_use_time_ms = 0;
+};
+struct BlockPage {
+  std::vector<BlockInfo> blocks;
+  std::string next_page_token;
+};
+
+struct CacheStats {
+  CacheId cache{};
+  CacheSpec spec;
+  SpecDigest digest;
+  int32_t device_slot_count = 0;
+  int32_t device_slots_used = 0;
+  int32_t backing_slot_count = 0;
+  int32_t backing_slots_used = 0;
+  int64_t device_slot_bytes = 0;
+  int64_t backing_slot_bytes = 0;
+  int32_t blocks_leased = 0;
+  int32_t blocks_pinned = 0;
+};
+struct StoreStats {
+  std::vector<CacheStats> caches;
+  int32_t session_count = 0;
+  int32_t lease_count = 0;
+  StoreCounters counters;
+};
+
+// Invariants:
+//  1. A leased block keeps its slots until its last lease is released or expires.
+//  2. A call that seals publishes all of its blocks or none, and frees its staging slots and what
+//     it took when it fails, whenever its session ends.
+//  3. A session that ended holds nothing.
+//  4. No lock is held while blocks are copied, quantized or checked.
+//  5. Calls that wait for another call's seal hold nothing that the other one waits for: a sealing
+//     call waits before it claims keys, a promoting call after it published what it claimed.
+//
+// A lease's deadline is kept on the monotonic clock; expire_time_ms is the same moment on the wall
+// clock when the lease was made.
+// Threads: all calls are safe concurrently. Calls marked "computes" run for milliseconds to seconds
+// and must not be made on gRPC's threads; all others end within microseconds per block.
+// Lock order: mutex_, then EventHub's.
+// Errors everywhere: NotFound [SESSION_NOT_FOUND]; InvalidArgument [BATCH_SIZE], not 1 to 4096
+// keys or slots; PermissionDenied [ROLE_FORBIDS], a reader writes.
+class StoreEngine {
+ public:
+  // All pointers outlive the engine. `config` is valid.
+  StoreEngine(const KvStoreConfig& config, const Clock* clock, ComputePool* pool);
+  ~StoreEngine();
+
+  EventHub* events() { return &events_; }
+
+  // ---- Caches and sessions: store_engine.cc ----
+  absl::StatusOr<RegisteredCache> RegisterCache(const CacheSpec& spec);
+  absl::StatusOr<AttachedSession> AttachWorker(const AttachRequest& request);
+  // Idempotent. `why` is for the errors of later calls.
+  void EndSession(SessionId session, absl::string_view why);
+  // Binds the session to a connection of the descriptor socket.
+  // Errors: Unauthenticated [FD_TOKEN_INVALID], no such session or already connected.
+  absl::StatusOr<SessionSlabs> ConnectSession(absl::string_view fd_token);
+  // Another worker's staging memory, for a connected session of the same cache.
+  // Errors: NotFound [STAGING_NOT_FOUND].
+  absl::StatusOr<std::shared_ptr<SlabMemory>> FindStaging(SessionId session, int64_t staging_id);
+  // Expires leases and drops sessions that never connected. To be called every now and then.
+  void Tick();
+
+  // ---- Leases: store_engine_lease.cc ----
+  // Leases the longest prefix of `keys` that is sealed. Computes when blocks must be promoted.
+  // lease_duration_ms 0 means the default.
+  // Errors: ResourceExhausted [STORE_FULL | LEASE_LIMIT]; InvalidArgument [LEASE_DURATION_INVALID].
+  absl::StatusOr<LeasedBlocks> LookupAndLease(SessionId session, absl::Span<const BlockKey> keys,
+                                              int64_t lease_duration_ms);
+  // The same, or nullopt, and nothing done, when blocks must be promoted first.
+  std::optional<absl::StatusOr<LeasedBlocks>> TryLookupAndLease(SessionId session,
+                                                                absl::Span<const BlockKey> keys,
+                                                                int64_t lease_duration_ms);
+  // Returns the new deadline, Unix epoch in ms. Errors: NotFound [LEASE_NOT_FOUND].
+  absl::StatusOr<int64_t> RenewLease(SessionId session, LeaseId lease, int64_t lease_duration_ms);
+  absl::Status ReleaseLease(SessionId session, LeaseId lease);  // idempotent
+  // Computes: the originals are read and compared with their checksums.
+  // Errors: NotFound [LEASE_NOT_FOUND | BLOCK_NOT_FOUND]; DataLoss [ORIGINAL_LOST].
+  absl::StatusOr<std::vector<BlockHandle>> FetchOriginals(SessionId session, LeaseId lease,
+                                                          absl::Span<const BlockKey> keys);
+
+  // ---- Writing: store_engine_seal.cc ----
+  // Errors: ResourceExhausted [STAGING_FULL].
+  absl::StatusOr<std::vector<int32_t>> ReserveBlocks(SessionId session, int32_t block_count);
+  // Computes. Whatever the outcome, the staging slots that the entries name are free afterwards,
+  // and on an error nothing is published.
+  // Errors: FailedPrecondition [RESERVATION_NOT_FOUND | PARENT_NOT_FOUND | BLOCK_DAMAGED];
+  // InvalidArgument [DUPLICATE_ENTRY | BLOCK_KEY_INVALID | PARENT_MISMATCH | NON_FINITE_KEY |
+  // NON_FINITE_VALUE | KEY_OUT_OF_RANGE | LEASE_DURATION_INVALID]; ResourceExhausted [STORE_FULL |
+  // LEASE_LIMIT]; DataLoss [ORIGINAL_LOST].
+  absl::StatusOr<LeasedBlocks> SealBlocks(SessionId session, absl::Span<const SealEntry> entries,
+                                          int64_t lease_duration_ms);
+  // Idempotent. Errors: InvalidArgument [STAGING_SLOT_INVALID], no such slot.
+  absl::Status AbortBlocks(SessionId session, absl::Span<const int32_t> staging_slots);
+
+  // ---- Looking after blocks: store_engine_admin.cc ----
+  // All or nothing. Errors: NotFound [BLOCK_NOT_FOUND]; ResourceExhausted [PIN_LIMIT].
+  absl::Status PinBlocks(SessionId session, absl::Span<const BlockKey> keys, bool pinned);
+  // Drops the blocks and those that depend on them, pinned or not; unknown keys are passed over.
+  // Returns how many went. Errors: FailedPrecondition [BLOCK_LEASED], nothing was dropped.
+  absl::StatusOr<int32_t> DropBlocks(SessionId session, absl::Span<const BlockKey> keys);
+  // Errors: NotFound [CACHE_NOT_FOUND | BLOCK_NOT_FOUND].
+  absl::StatusOr<BlockInfo> GetBlock(CacheId cache, const BlockKey& key);
+  // Cache 0: all. Every block that lives throughout the listing is on one of its pages, once.
+  // Errors: NotFound [CACHE_NOT_FOUND]; InvalidArgument [PAGE_TOKEN_INVALID | PAGE_SIZE_INVALID].
+  absl::StatusOr<BlockPage> ListBlocks(CacheId cache, int32_t page_size,
+                                       absl::string_view page_token);
+  StoreStats GetStats();
+
+  // Aborts when a cache breaks its invariants. For tests; walks everything.
+  void CheckInvariants();
+
+ private:
+  // Holds mutex_; notifies the watchers of events once it is released.
+  class Lock;
+  struct SealPlan;
+
+  // Of all, in nanoseconds and milliseconds, at one moment.
+  struct Now {
+    int64_t monotonic_ns;
+    int64_t epoch_ms;
+  };
+  Now ReadClock() const;
+  void ExpireLeases(const Now& now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void EndSessionLocked(SessionId session, absl::string_view why)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Ends expired leases first, so that no call sees one.
+  absl::StatusOr<Session*> FindSession(SessionId session, const Now& now)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::StatusOr<Session*> FindWorker(SessionId session, const Now& now, absl::string_view call)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::StatusOr<std::shared_ptr<Cache>> FindCache(CacheId cache) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status MakeRoomForCache(const Now& now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::StatusOr<int32_t> StagingSlotsFor(const AttachRequest& request, const CacheSpec& spec)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::StatusOr<int64_t> CheckLeaseDuration(int64_t lease_duration_ms) const;
+  absl::Status CheckLeaseLimit(const Session& session) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  // Lets blocks go that were held once per mention, children before parents.
+  static void Unhold(Cache* cache, absl::Span<const BlockId> blocks);
+  // Turns holds that the caller has into a lease.
+  LeasedBlocks MakeLease(Session* session, std::vector<BlockId> held, int64_t duration_ms,
+                         const Now& now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void DropLease(LeaseId lease, Session* session) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::vector<BlockId> FindPrefix(const Cache& cache, absl::Span<const BlockKey> keys)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Gives every held block its device tier planes. Releases mutex_ while it computes. Returns how
+  // many leading blocks are there; fewer than all when originals turned out damaged.
+  absl::StatusOr<size_t> PromoteHeld(const std::shared_ptr<Cache>& cache,
+                                     const std::vector<BlockId>& held)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status PromoteClaimed(const std::shared_ptr<Cache>& cache,
+                              const std::vector<BlockId>& claimed)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  // Waits until no other call seals or promotes what this one needs, then claims keys and slots.
+  absl::Status BeginSeal(SessionId session, absl::Span<const SealEntry> entries, SealPlan* plan)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status ClaimForSeal(SealPlan* plan) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void ReleaseClaims(SealPlan* plan) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::StatusOr<LeasedBlocks> PublishSeal(SealPlan* plan, int64_t duration_ms)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void AbandonSeal(SealPlan* plan) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  absl::Status StoreFull(const Cache& cache, SlabKind tier, int32_t needed) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  BlockInfo InfoOf(const Cache& cache, BlockId id) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  const KvStoreConfig config_;
+  const Clock* const clock_;
+  ComputePool* const pool_;
+  EventHub events_;
+  absl::Mutex mutex_;
+  // Signalled when a call has published or given up what it had claimed.
+  absl::CondVar claims_changed_;
+  StoreCounters counters_ ABSL_GUARDED_BY(mutex_);
+  int64_t attach_sequence_ ABSL_GUARDED_BY(mutex_) = 0;
+  // The blocks and slots inside are guarded too; their geometry is not.
+  absl::btree_map<CacheId, std::shared_ptr<Cache>> caches_ ABSL_GUARDED_BY(mutex_);
+  SessionTable sessions_ ABSL_GUARDED_BY(mutex_);
+  LeaseTable leases_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace certkv::kvstore
+
+#endif  // CERTKV_SERVICES_KVSTORE_STORE_ENGINE_H_
