@@ -1,0 +1,346 @@
+// Logits of one tile and their half-widths.
+//
+// Affine keys (K8, K6, K4). With x_i = q_i * scale_i (q already times logit_scale) and the middle
+// key m_i = zero_i + (128 + centre) * scale_i,
+//   logit = sum_i q_i k^_i = sum_i x_i (code_i - 128) + q . m
+//         ~ unit * (sum_i Q_i code_i - 128 sum_i Q_i) + q . m,   Q_i = rint(x_i / unit),
+// where unit = max |x_i| / kQueryTermMax, so that the sum of products is exact in 32 bits:
+// 32767 * 128 * 256 < 2^31 (partial sums may wrap). What is left out:
+//   rounding of the query  |x_i / unit - Q_i| <= 1/2 + 3u * 32767 < 0.507, times |code - 128| <=
+//   128
+//                          and d channels: < 65 d unit;
+//   float arithmetic, with A = sum |x_i|, in units u: relative to ||q|| ||m||: the sum of q . m in
+//     lanes d/16 + 7, m, the last addition, q itself and the weight's exponent 5; relative to
+//     128 A: the sum's conversion, times unit, the last addition, x, q, m's product, exponent 8.
+// 16-bit and FP8 keys: a float dot product, at most d additions in a lane:
+//   (d + 8) u ||q|| ||k^||  with product, q, key_scale, exponent; rows of originals are summed in
+//   at least 8 lanes, d/8 + 16.
+#ifndef CERTKV_KERNELS_CPU_ATTEND_KEYS_H_
+#define CERTKV_KERNELS_CPU_ATTEND_KEYS_H_
+
+#include <cstdint>
+
+#include "kernels/cpu/attend_math.h"
+#include "kernels/cpu/attend_state.h"
+#include "kernels/cpu/prefetch.h"
+#include "kernels/cpu/unroll.h"
+
+namespace certkv::cpu {
+
+// Sub-blocks that a score loop takes at once: as many as its accumulators fit.
+template <typename V, int kHeads, int kRegisters>
+constexpr int SubBlocksAtOnce() {
+  constexpr int kPerSubBlock = kHeads * kRegisters * (kSubBlockTokens / V::kLanes);
+  constexpr int kFit = V::kAccumulators / kPerSubBlock;
+  return kFit >= 4 ? 4 : kFit >= 2 ? 2 : 1;
+}
+
+// Widens the tile's scales and middle keys. Returns an upper bound on ||m||, up to rounding.
+template <typename V>
+float LoadScales(AttendState& s, const uint8_t* scan) {
+  const TileLayout& layout = *s.args->layout;
+  const auto* scale = reinterpret_cast<const uint16_t*>(scan + layout.scale_offset);
+  const auto* zero = reinterpret_cast<const uint16_t*>(scan + layout.zero_offset);
+  const typename V::F centre = V::Set(128.0f + s.code_centre);
+  typename V::F sum = V::Zero();
+  for (int i = 0; i < s.head_dim; i += V::kLanes) {
+    const typename V::F scales = V::LoadF16(scale + i);
+    const typename V::F middle = V::MulAdd(scales, centre, V::LoadF16(zero + i));
+    V::Store(s.tile_scale + i, scales);
+    V::Store(s.tile_middle + i, middle);
+    sum = V::MulAdd(middle, middle, sum);
+  }
+  return __builtin_sqrtf(V::ReduceAdd(sum));
+}
+
+// What FoldQuery knows of one head and tile.
+struct FoldedWidth {
+  float holder;  // sum |q_i| half_range scale_i
+  float slack;   // everything else
+};
+
+// Makes the head's query terms for a tile.
+template <typename V>
+[[gnu::always_inline]] inline FoldedWidth FoldQuery(AttendState& s, int g, float middle_norm) {
+  constexpr int kVectors = 16 / V::kLanes;
+  const float* query = s.queries + g * kRow;
+  alignas(64) float folded[kRow];
+  typename V::F max = V::Zero();
+  typename V::F sums[kVectors];
+  typename V::F middles[kVectors];
+  for (int v = 0; v < kVectors; ++v) sums[v] = middles[v] = V::Zero();
+  for (int i = 0; i < s.head_dim; i += 16) {
+    Unroll<kVectors>([&](auto v) __attribute__((always_inline)) {
+      const int at = i + v * V::kLanes;
+      const typename V::F q = V::Load(query + at);
+      const typename V::F x = V::Mul(q, V::Load(s.tile_scale + at));
+      const typename V::F magnitude = V::Abs(x);
+      V::Store(folded + at, x);
+      max = V::Max(max, magnitude);
+      sums[v] = V::Add(sums[v], magnitude);
+      middles[v] = V::MulAdd(q, V::Load(s.tile_middle + at), middles[v]);
+    });
+  }
+  for (int v = 1; v < kVectors; ++v) {
+    sums[0] = V::Add(sums[0], sums[v]);
+    middles[0] = V::Add(middles[0], middles[v]);
+  }
+  float reduced[4];
+  V::ReduceAdd4(sums[0], middles[0], sums[0], middles[0], reduced);
+  const float sum = reduced[0];
+  const float max_term = V::ReduceMax(max);
+  // Below 2^-90 the reciprocal could overflow: terms are 0 then, and all of x is left out.
+  const bool tiny = !(max_term > 0x1p-90f);
+  const float inverse = tiny ? 0.0f : V::kQueryTermMax / max_term;
+  const float unit = tiny ? 0.0f : max_term / V::kQueryTermMax;
+  typename V::I term_sum = V::ZeroI();
+  const typename V::F inverses = V::Set(inverse);
+  int32_t* terms = s.terms + g * kTermRow;
+  for (int i = 0; i < s.head_dim; i += 16) {
+    typename V::I rounded[kVectors];
+    Unroll<kVectors>([&](auto v) __attribute__((always_inline)) {
+      rounded[v] = V::ToInt(V::Mul(V::Load(folded + i + v * V::kLanes), inverses));
+      term_sum = V::AddI(term_sum, rounded[v]);
+    });
+    V::StoreTerms(terms + i / 2, rounded);
+  }
+  s.term_unit[g] = unit;
+  s.term_base[g] = reduced[1];
+  s.term_bias[g] = -128 * V::ReduceAddI(term_sum);
+
+  const float d = static_cast<float>(s.head_dim);
+  const float rounding = tiny ? 128.0f * sum : 65.0f * d * unit;
+  const float product = s.heads[g].query_norm * middle_norm;
+  const float arithmetic =
+      kUnitRoundoff * ((d * (1.0f / 16) + 16.0f) * product + 10.0f * 128.0f * sum);
+  const bool finite = product + 128.0f * sum <= kReachMax;
+  return {sum * s.code_half_range, finite ? rounding + arithmetic : __builtin_inff()};
+}
+
+// The planes of one tile that a score loop reads.
+struct KeyPlanes {
+  const uint8_t* coarse;  // of sub-block 0
+  const uint8_t* fine;
+  int64_t coarse_step;  // bytes from one sub-block to the next
+  int64_t fine_step;
+};
+
+// The 16 channels that one step of a score loop takes are two groups of 8, each with even and odd
+// codes: quads 0 to 3.
+template <typename V, KeyFormat kFormat, int kQuad>
+[[gnu::always_inline]] inline typename V::I QuadCodes(typename V::I coarse, typename V::I fine) {
+  constexpr int kGroup = kQuad / 2;
+  constexpr bool kOdd = kQuad % 2 == 1;
+  const typename V::I upper = kOdd ? coarse : V::template ShiftLeft16<4>(coarse);
+  const typename V::I upper_mask = V::SetI(static_cast<int32_t>(0xf0f0f0f0));
+  if constexpr (kFormat == KeyFormat::kK4) return V::AndI(upper, upper_mask);
+  if constexpr (kFormat == KeyFormat::kK6) {
+    // 2-bit codes at bits 0, 2, 4, 6 of a byte: (group 0, even), (1, even), (0, odd), (1, odd).
+    constexpr int kBit = 4 * kOdd + 2 * kGroup;
+    typename V::I pair;
+    if constexpr (kBit == 0) {
+      pair = V::template ShiftLeft16<2>(fine);
+    } else if constexpr (kBit == 2) {
+      pair = fine;
+    } else {
+      pair = V::template ShiftRight16<kBit - 2>(fine);
+    }
+    return V::Select(upper_mask, upper, V::AndI(pair, V::SetI(0x0c0c0c0c)));
+  }
+  return V::Select(upper_mask, upper, kOdd ? V::template ShiftRight16<4>(fine) : fine);
+}
+
+template <typename V, KeyFormat kFormat>
+struct StepCodes {
+  typename V::I coarse[2];
+  typename V::I fine[2];
+
+  // Of vector v of a sub-block, channels 16 j to 16 j + 15.
+  [[gnu::always_inline]] void Load(const uint8_t* coarse_plane, const uint8_t* fine_plane, int j,
+                                   int v) {
+    const int64_t at = int64_t{128} * j + 4 * V::kLanes * v;
+    coarse[0] = V::LoadI(coarse_plane + at);
+    coarse[1] = V::LoadI(coarse_plane + at + 64);
+    if constexpr (kFormat == KeyFormat::kK8 || kFormat == KeyFormat::kFp8E4m3) {
+      fine[0] = V::LoadI(fine_plane + at);
+      fine[1] = V::LoadI(fine_plane + at + 64);
+    } else if constexpr (kFormat == KeyFormat::kK6) {
+      fine[0] = fine[1] = V::LoadI(fine_plane + int64_t{64} * j + 4 * V::kLanes * v);
+    } else {
+      fine[0] = fine[1] = V::ZeroI();
+    }
+  }
+  template <int kQuad>
+  [[gnu::always_inline]] typename V::I Quad() const {
+    return QuadCodes<V, kFormat, kQuad>(coarse[kQuad / 2], fine[kQuad / 2]);
+  }
+};
+
+// Logits of kHeads heads from `head`, all sub-blocks.
+template <typename V, KeyFormat kFormat, int kHeads>
+void ScoreAffine(AttendState& s, const KeyPlanes& planes, int head, Prefetcher<V>& cursor) {
+  Prefetcher<V> prefetch = cursor;  // in registers
+  constexpr int kSubBlocks = SubBlocksAtOnce<V, kHeads, V::kDotRegisters>();
+  constexpr int kPerSubBlock = kSubBlockTokens / V::kLanes;
+  constexpr int kVectors = kSubBlocks * kPerSubBlock;
+  const int32_t* head_terms = s.terms + head * kTermRow;
+  const int steps = s.head_dim / 16;
+  for (int b = 0; b < kSubBlocksPerTile; b += kSubBlocks) {
+    const uint8_t* coarse = planes.coarse + b * planes.coarse_step;
+    const uint8_t* fine = planes.fine + b * planes.fine_step;
+    typename V::Dot dots[kHeads * kVectors];
+    Unroll<kHeads * kVectors>([&](auto k)
+                                  __attribute__((always_inline)) { dots[k] = V::ZeroDot(); });
+    for (int j = 0; j < steps; ++j) {
+      prefetch.Step();
+      const int32_t* terms = head_terms + 8 * j;
+      StepCodes<V, kFormat> codes[kVectors];
+      Unroll<kVectors>([&](auto v) __attribute__((always_inline)) {
+        constexpr int kSub = decltype(v)::value / kPerSubBlock;
+        codes[v].Load(coarse + kSub * planes.coarse_step, fine + kSub * planes.fine_step, j,
+                      v % kPerSubBlock);
+      });
+      Unroll<4>([&](auto quad) __attribute__((always_inline)) {
+        typename V::Codes split[kVectors];
+        Unroll<kVectors>([&](auto v) __attribute__((always_inline)) {
+          split[v] = V::SplitCodes(codes[v].template Quad<decltype(quad)::value>());
+        });
+        Unroll<kHeads * kVectors>([&](auto k) __attribute__((always_inline)) {
+          constexpr int kHead = decltype(k)::value / kVectors;
+          V::Accumulate(dots[k], split[k % kVectors], terms + kHead * kTermRow + 2 * quad);
+        });
+      });
+    }
+    Unroll<kHeads * kVectors>([&](auto k) __attribute__((always_inline)) {
+      const int g = head + k / kVectors;
+      const typename V::I sum = V::AddI(V::Total(dots[k]), V::SetI(s.term_bias[g]));
+      V::Store(s.scores + g * kTileTokens + b * kSubBlockTokens + k % kVectors * V::kLanes,
+               V::MulAdd(V::ToFloat(sum), V::Set(s.term_unit[g]), V::Set(s.term_base[g])));
+    });
+  }
+  cursor = prefetch;
+}
+
+// FP8_E4M3: a code's bits, moved to an fp16's place, are the key times 2^-8 (the exponent biases
+// are 7 and 15), exactly, subnormals included. Words hold two channels of a token side by side, so
+// sums of a token lie in two neighbouring lanes.
+template <typename V, int kHeads>
+void ScoreFp8(AttendState& s, const KeyPlanes& planes, int head, float key_scale,
+              Prefetcher<V>& prefetch) {
+  constexpr int kPerSubBlock = kSubBlockTokens / V::kLanes;
+  const float* queries = s.pair_queries + head * kRow;
+  const typename V::F factor = V::Set(256.0f * key_scale);
+  const typename V::I magnitude_mask = V::SetI(0x3f803f80);
+  const typename V::I sign_mask = V::SetI(static_cast<int32_t>(0x80008000));
+  for (int n = 0; n < kSubBlocksPerTile * kPerSubBlock; ++n) {
+    const int b = n / kPerSubBlock;
+    typename V::F low[kHeads];
+    typename V::F high[kHeads];
+    Unroll<kHeads>([&](auto h) __attribute__((always_inline)) { low[h] = high[h] = V::Zero(); });
+    for (int j = 0; j < s.head_dim / 16; ++j) {
+      prefetch.Step();
+      StepCodes<V, KeyFormat::kFp8E4m3> codes;
+      codes.Load(planes.coarse + b * planes.coarse_step, planes.fine + b * planes.fine_step, j,
+                 n % kPerSubBlock);
+      Unroll<8>([&](auto half) __attribute__((always_inline)) {
+        const typename V::I bytes = codes.template Quad<decltype(half)::value / 2>();
+        const typename V::I words = half % 2 == 0 ? V::AndI(bytes, V::SetI(0x00ff00ff))
+                                                  : V::template ShiftRight16<8>(bytes);
+        const typename V::I f16 = V::OrI(V::AndI(V::template ShiftLeft16<7>(words), magnitude_mask),
+                                         V::AndI(V::template ShiftLeft16<8>(words), sign_mask));
+        const typename V::F key_low = V::WidenF16Low(f16);
+        const typename V::F key_high = V::WidenF16High(f16);
+        Unroll<kHeads>([&](auto h) __attribute__((always_inline)) {
+          const typename V::F q = V::SetPair(queries + h * kRow + 16 * j + 2 * half);
+          low[h] = V::MulAdd(key_low, q, low[h]);
+          high[h] = V::MulAdd(key_high, q, high[h]);
+        });
+      });
+    }
+    Unroll<kHeads>([&](auto h) __attribute__((always_inline)) {
+      V::Store(s.scores + (head + h) * kTileTokens + n * V::kLanes,
+               V::Mul(V::AddNeighbours(low[h], high[h]), factor));
+    });
+  }
+}
+
+template <typename V, bool kBf16>
+[[gnu::always_inline]] inline typename V::F Load16(const uint16_t* p) {
+  if constexpr (kBf16) return V::LoadBf16(p);
+  return V::LoadF16(p);
+}
+
+// F16 and BF16 tiles: [d][16 tokens] words per sub-block.
+template <typename V, bool kBf16, int kHeads>
+void Score16Bit(AttendState& s, const KeyPlanes& planes, int head, Prefetcher<V>& cursor) {
+  Prefetcher<V> prefetch = cursor;  // in registers
+  constexpr int kSubBlocks = SubBlocksAtOnce<V, kHeads, 1>();
+  constexpr int kPerSubBlock = kSubBlockTokens / V::kLanes;
+  constexpr int kVectors = kSubBlocks * kPerSubBlock;
+  const float* queries = s.queries + head * kRow;
+  for (int b = 0; b < kSubBlocksPerTile; b += kSubBlocks) {
+    const uint8_t* plane = planes.coarse + b * planes.coarse_step;
+    typename V::F sums[kHeads * kVectors];
+    Unroll<kHeads * kVectors>([&](auto k) __attribute__((always_inline)) { sums[k] = V::Zero(); });
+    for (int i = 0; i < s.head_dim; i += 2) {
+      prefetch.Step();
+      Unroll<2>([&](auto u) __attribute__((always_inline)) {
+        typename V::F keys[kVectors];
+        Unroll<kVectors>([&](auto v) __attribute__((always_inline)) {
+          constexpr int kSub = decltype(v)::value / kPerSubBlock;
+          const uint8_t* words =
+              plane + kSub * planes.coarse_step + (i + u) * 32 + v % kPerSubBlock * (2 * V::kLanes);
+          keys[v] = Load16<V, kBf16>(reinterpret_cast<const uint16_t*>(words));
+        });
+        Unroll<kHeads>([&](auto h) __attribute__((always_inline)) {
+          const typename V::F q = V::Set(queries[h * kRow + i + u]);
+          Unroll<kVectors>([&](auto v) __attribute__((always_inline)) {
+            typename V::F& sum = sums[h * kVectors + v];
+            sum = V::MulAdd(keys[v], q, sum);
+          });
+        });
+      });
+    }
+    Unroll<kHeads * kVectors>([&](auto k) __attribute__((always_inline)) {
+      V::Store(s.scores + (head + k / kVectors) * kTileTokens + b * kSubBlockTokens +
+                   k % kVectors * V::kLanes,
+               sums[k]);
+    });
+  }
+  cursor = prefetch;
+}
+
+// Rows of originals, token-major: logits of tokens [0, count), and the largest ||k||, up to
+// rounding. Other entries of the scores are left alone.
+template <typename V, bool kBf16>
+float ScoreRows(AttendState& s, const uint16_t* rows, int64_t stride, int count, int g) {
+  const float* query = s.queries + g * kRow;
+  float* scores = s.scores + g * kTileTokens;
+  float norm_max = 0;
+  float norm_sum = 0;  // keeps an infinity or a NaN, which a maximum would lose
+  for (int t = 0; t < count; t += 2) {
+    const uint16_t* row[2] = {rows + t * stride, rows + (t + 1 < count ? t + 1 : t) * stride};
+    typename V::F dots[2] = {V::Zero(), V::Zero()};
+    typename V::F norms[2] = {V::Zero(), V::Zero()};
+    for (int i = 0; i < s.head_dim; i += V::kLanes) {
+      const typename V::F q = V::Load(query + i);
+      Unroll<2>([&](auto u) __attribute__((always_inline)) {
+        const typename V::F key = Load16<V, kBf16>(row[u] + i);
+        dots[u] = V::MulAdd(key, q, dots[u]);
+        norms[u] = V::MulAdd(key, key, norms[u]);
+      });
+    }
+    float sums[4];
+    V::ReduceAdd4(dots[0], dots[1], norms[0], norms[1], sums);
+    scores[t] = sums[0];
+    if (t + 1 < count) scores[t + 1] = sums[1];
+    norm_sum += sums[2] + sums[3];
+    if (sums[2] > norm_max) norm_max = sums[2];
+    if (sums[3] > norm_max) norm_max = sums[3];
+  }
+  return norm_sum <= kSquareMax ? __builtin_sqrtf(norm_max) : __builtin_inff();
+}
+
+}  // namespace certkv::cpu
+
+#endif  // CERTKV_KERNELS_CPU_ATTEND_KEYS_H_

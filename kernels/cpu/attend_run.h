@@ -1,0 +1,448 @@
+// The read of one instruction set: units (tiles, then the tail) in order, each for all heads.
+#ifndef CERTKV_KERNELS_CPU_ATTEND_RUN_H_
+#define CERTKV_KERNELS_CPU_ATTEND_RUN_H_
+
+#include <cstdint>
+
+#include "kernels/cpu/attend_keys.h"
+#include "kernels/cpu/attend_math.h"
+#include "kernels/cpu/attend_softmax.h"
+#include "kernels/cpu/attend_state.h"
+#include "kernels/cpu/attend_values.h"
+#include "kernels/cpu/attend_witness.h"
+#include "kernels/cpu/prefetch.h"
+
+namespace certkv::cpu {
+
+inline constexpr int kChunkHeads = 4;  // heads that share one unpacking of the codes
+
+// Calls body(Index<n>()) for n = heads, which is in [1, kChunkHeads].
+template <typename Body>
+[[gnu::always_inline]] inline void WithHeads(int heads, const Body& body) {
+  switch (heads) {
+    case 1:
+      return body(Index<1>());
+    case 2:
+      return body(Index<2>());
+    case 3:
+      return body(Index<3>());
+    default:
+      return body(Index<4>());
+  }
+}
+
+// Half-width of one head's atom before caps: what is known of the residuals, and the rest.
+struct HeadWidth {
+  float residual[kSubBlocksPerTile];
+  float slack;
+};
+
+// Where the heads of one unit read from.
+struct UnitSources {
+  uint8_t head[kGroupSizeMax];
+  uint8_t any;
+  uint8_t all;
+};
+
+[[gnu::always_inline]] inline UnitSources ReadSources(const AttendArgs& args, int tile) {
+  UnitSources sources;
+  sources.any = 0;
+  sources.all = kSourceOriginalKeys | kSourceOriginalValues;
+  for (int g = 0; g < args.group_size; ++g) {
+    const uint8_t bits = args.tile_sources == nullptr
+                             ? kSourceQuantized
+                             : args.tile_sources[int64_t{g} * args.tile_count + tile];
+    sources.head[g] = bits;
+    sources.any |= bits;
+    sources.all &= bits;
+  }
+  return sources;
+}
+
+// Logits of heads [head, head + count) from the stored planes.
+template <typename V>
+void ScorePlanes(AttendState& s, const KeyPlanes& planes, float key_scale, int head, int count,
+                 Prefetcher<V>& prefetch) {
+  WithHeads(
+      count, [&](auto n) __attribute__((always_inline)) {
+        constexpr int kHeads = decltype(n)::value;
+        switch (s.args->layout->key_format) {
+          case KeyFormat::kK8:
+            return ScoreAffine<V, KeyFormat::kK8, kHeads>(s, planes, head, prefetch);
+          case KeyFormat::kK6:
+            return ScoreAffine<V, KeyFormat::kK6, kHeads>(s, planes, head, prefetch);
+          case KeyFormat::kK4:
+            return ScoreAffine<V, KeyFormat::kK4, kHeads>(s, planes, head, prefetch);
+          case KeyFormat::kFp8E4m3:
+            // Two accumulators per head and no sharing worth more registers.
+            for (int h = head; h < head + kHeads; ++h) {
+              ScoreFp8<V, 1>(s, planes, h, key_scale, prefetch);
+            }
+            return;
+          case KeyFormat::kF16:
+            return Score16Bit<V, false, kHeads>(s, planes, head, prefetch);
+          case KeyFormat::kBf16:
+            return Score16Bit<V, true, kHeads>(s, planes, head, prefetch);
+        }
+      });
+}
+
+// Logits and width of head g from rows of originals.
+template <typename V>
+HeadWidth ScoreOriginals(AttendState& s, const uint16_t* rows, int64_t stride, int count, int g) {
+  const float norm = s.args->original_dtype == OriginalDtype::kBf16
+                         ? ScoreRows<V, true>(s, rows, stride, count, g)
+                         : ScoreRows<V, false>(s, rows, stride, count, g);
+  const float reach = s.heads[g].query_norm * norm;
+  const float roundings = static_cast<float>(s.head_dim) * (1.0f / 8) + 16.0f;
+  HeadWidth width = {};
+  width.slack = reach <= kReachMax ? roundings * kUnitRoundoff * reach : __builtin_inff();
+  return width;
+}
+
+[[gnu::always_inline]] inline bool IsAffineFormat(KeyFormat format) {
+  return format == KeyFormat::kK8 || format == KeyFormat::kK6 || format == KeyFormat::kK4;
+}
+
+// Logits and widths of all heads for a tile.
+template <typename V>
+void ScoreTile(AttendState& s, const Unit& unit, const UnitSources& sources, HeadWidth* widths,
+               Prefetcher<V>& prefetch) {
+  const AttendArgs& args = *s.args;
+  const TileLayout& layout = *args.layout;
+  const AttendTile& tile = args.tiles[unit.tile];
+  const auto* header = reinterpret_cast<const TileHeader*>(tile.scan);
+  const KeyPlanes planes = {tile.scan + layout.coarse_offset, tile.detail, layout.coarse_bytes,
+                            layout.sub_block_bytes};
+  const bool affine = IsAffineFormat(layout.key_format);
+  const bool exact = layout.key_format == KeyFormat::kF16 || layout.key_format == KeyFormat::kBf16;
+  const bool any_stored = (sources.all & kSourceOriginalKeys) == 0;
+  const float middle_norm = affine && any_stored ? LoadScales<V>(s, tile.scan) : 0.0f;
+  if (layout.witness_bands > 0 && any_stored) LoadWitness<V>(s, tile.scan);
+
+  for (int g = 0; g < args.group_size; ++g) {
+    HeadWidth& width = widths[g];
+    if ((sources.head[g] & kSourceOriginalKeys) != 0) {
+      width = ScoreOriginals<V>(s, tile.original_keys, s.head_dim, kTileTokens, g);
+      continue;
+    }
+    float residual = exact ? 0.0f : __builtin_inff();
+    if (affine) {
+      const FoldedWidth folded = FoldQuery<V>(s, g, middle_norm);
+      residual = folded.holder;
+      width.slack = folded.slack;
+    } else {
+      const float reach = s.heads[g].query_norm * header->key_norm;
+      const float roundings = static_cast<float>(s.head_dim) + 8.0f;
+      width.slack = reach <= kReachMax ? roundings * kUnitRoundoff * reach : __builtin_inff();
+    }
+    for (float& r : width.residual) r = residual;
+    if (layout.witness_bands > 0) ApplyWitness<V>(s, g, header->witness_exponent, width.residual);
+  }
+
+  const bool mixed = (sources.any & kSourceOriginalKeys) != 0;
+  const int chunk = mixed ? 1 : kChunkHeads;
+  for (int head = 0; head < args.group_size; head += chunk) {
+    if ((sources.head[head] & kSourceOriginalKeys) != 0) continue;
+    const int left = args.group_size - head;
+    ScorePlanes<V>(s, planes, header->key_scale, head, left < chunk ? left : chunk, prefetch);
+  }
+}
+
+// Caps the logits, hides those outside the range and writes the half-widths of head g's atoms.
+template <typename V>
+void BoundHead(AttendState& s, int g, const Unit& unit, const HeadWidth& width) {
+  const AttendArgs& args = *s.args;
+  float* scores = s.scores + g * kTileTokens;
+  float slack = width.slack + kWeightSlackNat;
+  if (args.soft_cap > 0) {
+    slack += args.soft_cap * kSoftCapSlack;
+    for (int t = 0; t < kTileTokens; t += V::kLanes) {
+      V::Store(scores + t, SoftCap<V>(V::Load(scores + t), args.soft_cap));
+    }
+  }
+  const bool poisoned = !(slack < __builtin_inff());
+  const int first = poisoned ? kTileTokens : unit.first;
+  for (int t = 0; t < first; ++t) scores[t] = -__builtin_inff();
+  for (int t = unit.last; t < kTileTokens; ++t) scores[t] = -__builtin_inff();
+  if (poisoned) s.heads[g].poisoned = true;
+
+  float* half_widths = s.result->logit_half_width + int64_t{g} * s.atom_count + unit.first_atom;
+  const int atom_tokens = kTileTokens / unit.atoms;
+  for (int a = 0; a < unit.atoms; ++a) {
+    const bool empty = unit.last <= a * atom_tokens || unit.first >= (a + 1) * atom_tokens;
+    const float c = (width.residual[a] + slack) * kHalfWidthInflation;
+    half_widths[a] = empty ? 0.0f : c <= kLogitHalfWidthMaxNat ? c : __builtin_inff();
+  }
+}
+
+// An atom whose logits couldn't be computed: everything about it is unknown.
+[[gnu::always_inline]] inline void PoisonAtoms(AttendState& s, int g, const Unit& unit) {
+  const int64_t at = int64_t{g} * s.atom_count + unit.first_atom;
+  for (int a = 0; a < unit.atoms; ++a) {
+    if (s.result->logit_half_width[at + a] == 0.0f) continue;  // no token in the range
+    s.result->block_lse[at + a] = __builtin_inff();
+    s.result->block_max_logit[at + a] = __builtin_inff();
+    s.atom_ref[at + a] = 0.0f;
+  }
+}
+
+// Widens the tile's value scales and zeros.
+template <typename V>
+void LoadValueScales(const AttendState& s, const AttendTile& tile, Unit* unit) {
+  const TileLayout& layout = *s.args->layout;
+  const auto* header = reinterpret_cast<const TileHeader*>(tile.scan);
+  typename V::F scale_max = V::Zero();
+  typename V::F zero_max = V::Zero();
+  for (int b = 0; b < kSubBlocksPerTile; ++b) {
+    const auto* scales = reinterpret_cast<const uint16_t*>(
+        tile.detail + b * layout.sub_block_bytes + layout.value_scale_offset);
+    for (int t = 0; t < kSubBlockTokens; t += V::kLanes) {
+      const typename V::F scale = V::LoadF16(scales + t);
+      const typename V::F zero = V::LoadF16(scales + kSubBlockTokens + t);
+      V::Store(unit->value_scale + b * kSubBlockTokens + t, scale);
+      V::Store(unit->value_zero + b * kSubBlockTokens + t, zero);
+      scale_max = V::Max(scale_max, scale);
+      zero_max = V::Max(zero_max, V::Abs(zero));
+    }
+  }
+  uint16_t eta_bits[V::kLanes] = {};
+  float eta[V::kLanes];
+  for (int b = 0; b < kSubBlocksPerTile; ++b) eta_bits[b] = header->value_error_bound[b];
+  V::Store(eta, V::LoadF16(eta_bits));
+  for (int b = 0; b < kSubBlocksPerTile; ++b) unit->eta[b] = eta[b];
+  float maxima[4];
+  V::ReduceMax4(scale_max, zero_max, scale_max, zero_max, maxima);
+  unit->rotated_reach = s.value_levels * maxima[0] + maxima[1];
+}
+
+template <typename V>
+void AddStoredValues(AttendState& s, const ValuePlane& plane, const ValueRows& rows, int head,
+                     int count, Prefetcher<V>& prefetch) {
+  WithHeads(
+      count, [&](auto n) __attribute__((always_inline)) {
+        constexpr int kHeads = decltype(n)::value;
+        switch (s.args->layout->value_format) {
+          case ValueFormat::kV4:
+            return AddQuantizedValues<V, 4, kHeads>(s, plane, head, prefetch);
+          case ValueFormat::kV8:
+            return AddQuantizedValues<V, 8, kHeads>(s, plane, head, prefetch);
+          case ValueFormat::kF16:
+            return AddRowValues<V, false, kHeads>(s, rows, head, prefetch);
+          case ValueFormat::kBf16:
+            return AddRowValues<V, true, kHeads>(s, rows, head, prefetch);
+        }
+      });
+}
+
+template <typename V>
+void AddOriginalValues(AttendState& s, const ValueRows& rows, int head, int count,
+                       Prefetcher<V>& prefetch) {
+  WithHeads(
+      count, [&](auto n) __attribute__((always_inline)) {
+        constexpr int kHeads = decltype(n)::value;
+        if (s.args->original_dtype == OriginalDtype::kBf16) {
+          AddRowValues<V, true, kHeads>(s, rows, head, prefetch);
+        } else {
+          AddRowValues<V, false, kHeads>(s, rows, head, prefetch);
+        }
+      });
+}
+
+// Adds the values of a tile for the heads in `reading` (bit g).
+template <typename V>
+void AddTileValues(AttendState& s, const Unit& unit, const UnitSources& sources, uint32_t reading,
+                   Prefetcher<V>& prefetch) {
+  const AttendArgs& args = *s.args;
+  const TileLayout& layout = *args.layout;
+  const AttendTile& tile = args.tiles[unit.tile];
+  ValuePlane plane;
+  ValueRows stored;
+  ValueRows originals = {};
+  plane.pair_bytes = layout.value_bytes / (kSubBlockTokens / 2);
+  stored.stride = originals.stride = s.value_dim;
+  stored.count = originals.count = kTileTokens;
+  for (int b = 0; b < kSubBlocksPerTile; ++b) {
+    plane.sub_block[b] = tile.detail + b * layout.sub_block_bytes + layout.value_offset;
+    stored.sub_block[b] = reinterpret_cast<const uint16_t*>(plane.sub_block[b]);
+    if (tile.original_values != nullptr) {
+      originals.sub_block[b] = tile.original_values + int64_t{b} * kSubBlockTokens * s.value_dim;
+    }
+  }
+  const uint32_t everyone = (1u << args.group_size) - 1;
+  const bool mixed = (sources.any & kSourceOriginalValues) != 0 || reading != everyone;
+  const int chunk = mixed ? 1 : kChunkHeads;
+  for (int head = 0; head < args.group_size; head += chunk) {
+    if ((reading >> head & 1) == 0) continue;
+    const int left = args.group_size - head;
+    const int count = left < chunk ? left : chunk;
+    if ((sources.head[head] & kSourceOriginalValues) != 0) {
+      AddOriginalValues<V>(s, originals, head, count, prefetch);
+    } else {
+      AddStoredValues<V>(s, plane, stored, head, count, prefetch);
+    }
+  }
+}
+
+template <typename V>
+void RunTile(AttendState& s, int tile_index, Prefetcher<V>& prefetch) {
+  const AttendArgs& args = *s.args;
+  const AttendTile& tile = args.tiles[tile_index];
+  const auto* header = reinterpret_cast<const TileHeader*>(tile.scan);
+  const int64_t begin = int64_t{tile_index} * kTileTokens;
+  Unit unit;
+  unit.tile = tile_index;
+  unit.atoms = s.atoms_per_tile;
+  unit.first_atom = tile_index * unit.atoms;
+  unit.first = args.token_begin > begin ? static_cast<int32_t>(args.token_begin - begin) : 0;
+  unit.last = args.token_end < begin + kTileTokens ? static_cast<int32_t>(args.token_end - begin)
+                                                   : kTileTokens;
+  unit.plain_reach = header->value_radius;
+  if (header->value_radius > s.value_radius) s.value_radius = header->value_radius;
+
+  const UnitSources sources = ReadSources(args, tile_index);
+  HeadWidth widths[kGroupSizeMax];
+  ScoreTile<V>(s, unit, sources, widths, prefetch);
+  const bool rotated = s.value_levels > 0;
+  if (rotated) LoadValueScales<V>(s, tile, &unit);
+  uint32_t reading = 0;
+  for (int g = 0; g < args.group_size; ++g) {
+    BoundHead<V>(s, g, unit, widths[g]);
+    const bool quantized = rotated && (sources.head[g] & kSourceOriginalValues) == 0;
+    if (WeighHead<V>(s, g, unit, quantized)) reading |= 1u << g;
+    if (__builtin_expect(s.heads[g].poisoned, 0)) {
+      if (!(widths[g].slack < __builtin_inff())) PoisonAtoms(s, g, unit);
+    }
+  }
+  AddTileValues<V>(s, unit, sources, reading, prefetch);
+}
+
+// Tokens 64 chunk .. of the tail.
+template <typename V>
+void RunTail(AttendState& s, int chunk) {
+  const AttendArgs& args = *s.args;
+  const int64_t begin = int64_t{args.tile_count} * kTileTokens + int64_t{chunk} * kTileTokens;
+  const int64_t row = int64_t{chunk} * kTileTokens;
+  const int64_t rows_end =
+      args.tail_count - row < kTileTokens ? args.tail_count - row : kTileTokens;
+  Unit unit;
+  unit.tile = -1;
+  unit.atoms = 1;
+  unit.first_atom = args.tile_count * s.atoms_per_tile + chunk;
+  unit.first = args.token_begin > begin ? static_cast<int32_t>(args.token_begin - begin) : 0;
+  unit.last =
+      static_cast<int32_t>(args.token_end - begin < rows_end ? args.token_end - begin : rows_end);
+  // Rows outside the range are not touched.
+  const uint16_t* keys = args.tail_keys + (row + unit.first) * args.tail_key_stride;
+  const uint16_t* values = args.tail_values + (row + unit.first) * args.tail_value_stride;
+  const int count = unit.last - unit.first;
+  const bool bf16 = args.original_dtype == OriginalDtype::kBf16;
+  const float norm = bf16 ? RowNormMax<V, true>(s, values, args.tail_value_stride, count)
+                          : RowNormMax<V, false>(s, values, args.tail_value_stride, count);
+  // At least 8 lanes: under d_v / 8 + 8 roundings; squares below 2^-126 lose under 2^-64 of a norm.
+  unit.plain_reach = norm * (1 + 0x1p-18f) + 0x1p-64f;
+  if (unit.plain_reach > s.value_radius) s.value_radius = unit.plain_reach;
+  unit.first = 0;
+  unit.last = count;
+
+  for (int g = 0; g < args.group_size; ++g) {
+    const HeadWidth width = ScoreOriginals<V>(s, keys, args.tail_key_stride, count, g);
+    BoundHead<V>(s, g, unit, width);
+    WeighHead<V>(s, g, unit, false);
+    if (!(width.slack < __builtin_inff())) PoisonAtoms(s, g, unit);
+  }
+  ValueRows rows;
+  for (int b = 0; b < kSubBlocksPerTile; ++b) {
+    rows.sub_block[b] = values + int64_t{b} * kSubBlockTokens * args.tail_value_stride;
+  }
+  rows.stride = args.tail_value_stride;
+  rows.count = count;
+  Prefetcher<V> none = {nullptr, nullptr, nullptr, nullptr, 0};
+  for (int head = 0; head < args.group_size; head += kChunkHeads) {
+    const int left = args.group_size - head;
+    AddOriginalValues<V>(s, rows, head, left < kChunkHeads ? left : kChunkHeads, none);
+  }
+}
+
+template <typename V>
+void Run(AttendState* state) {
+  AttendState& s = *state;
+  const AttendArgs& args = *s.args;
+  const TileLayout& layout = *args.layout;
+  for (int t = s.tile_begin; t < s.tile_end; ++t) {
+    const AttendTile& next = args.tiles[t + 1 < s.tile_end ? t + 1 : t];
+    Prefetcher<V> prefetch = {next.scan, next.scan + layout.scan_bytes, next.detail,
+                              next.detail + layout.detail_bytes, s.prefetch_lines};
+    RunTile<V>(s, t, prefetch);
+  }
+  const int64_t tail_begin = int64_t{args.tile_count} * kTileTokens;
+  const int chunks = (args.tail_count + kTileTokens - 1) / kTileTokens;
+  for (int chunk = 0; chunk < chunks; ++chunk) {
+    const int64_t begin = tail_begin + int64_t{chunk} * kTileTokens;
+    if (begin + kTileTokens <= args.token_begin || begin >= args.token_end) continue;
+    RunTail<V>(s, chunk);
+  }
+}
+
+// One row of `count` floats in vectors; the last one through a padded copy.
+template <typename V, typename Body>
+[[gnu::always_inline]] inline void ForVectors(int64_t count, float* a, const float* b,
+                                              const Body& body) {
+  int64_t i = 0;
+  for (; i + V::kLanes <= count; i += V::kLanes) {
+    V::Store(a + i, body(V::Load(a + i), V::Load(b + i)));
+  }
+  if (i == count) return;
+  float last_a[V::kLanes] = {};
+  float last_b[V::kLanes] = {};
+  for (int64_t k = i; k < count; ++k) {
+    last_a[k - i] = a[k];
+    last_b[k - i] = b[k];
+  }
+  V::Store(last_a, body(V::Load(last_a), V::Load(last_b)));
+  for (int64_t k = i; k < count; ++k) a[k] = last_a[k - i];
+}
+
+template <typename V>
+void FinishAtoms(const AttendState* state) {
+  const AttendState& s = *state;
+  const int tile_count = s.args->tile_count;
+  for (int g = 0; g < s.args->group_size; ++g) {
+    const HeadState& head = s.heads[g];
+    ForVectors<V>(
+        s.atom_count, s.result->block_lse + int64_t{g} * s.atom_count,
+        s.atom_ref + int64_t{g} * s.atom_count,
+        [&](typename V::F mass, typename V::F ref)
+            __attribute__((always_inline)) { return LogNat<V>(mass, ref); });
+    // eta * 2^(tile_ref - ref) / mass. Rounded up: the power is at least 2^-125 (below, Exp2 would
+    // give 0), and the factor covers the roundings of the sum (12u), Exp2 (2^-20), product,
+    // quotient. A sum of 0 stays 0, any other is at least the smallest normal float.
+    const typename V::F inverse =
+        V::Set(static_cast<float>((1 + 0x1p-17) / (head.mass > 0 ? head.mass : 1.0)));
+    const typename V::F ref = V::Set(head.ref);
+    ForVectors<V>(
+        tile_count, s.result->tile_value_error + int64_t{g} * tile_count,
+        s.tile_ref + int64_t{g} * tile_count,
+        [&](typename V::F eta, typename V::F tile_ref) __attribute__((always_inline)) {
+          const typename V::F exponent = V::Max(V::Sub(tile_ref, ref), V::Set(kExponentMin));
+          const typename V::F share = V::Mul(V::Mul(eta, inverse), Exp2<V>(exponent));
+          const typename V::F least = V::Set(0x1p-126f);
+          return V::Max(share, V::WhereAtLeast(eta, least, least));
+        });
+  }
+}
+
+template <typename V>
+int RotatedIndexOf(const AttendState* s, int channel) {
+  return s->args->layout->value_format == ValueFormat::kV4 ? RotatedIndex<V, 4>(channel)
+                                                           : RotatedIndex<V, 8>(channel);
+}
+
+template <typename V>
+constexpr AttendKernels MakeAttendKernels() {
+  return {Run<V>, FinishAtoms<V>, RotatedIndexOf<V>};
+}
+
+}  // namespace certkv::cpu
+
+#endif  // CERTKV_KERNELS_CPU_ATTEND_RUN_H_

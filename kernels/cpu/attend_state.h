@@ -1,0 +1,103 @@
+// What one Attend of the CPU backend works on. Plain data in the caller's workspace: attend.cc
+// prepares it, the kernels of one instruction set run over it, attend.cc turns it into results.
+//
+// This header is read by translation units compiled for different instruction sets. It therefore
+// has no inline functions: the linker keeps one copy of those, and it could be the wrong one.
+//
+// Units: logits in nats. Softmax weights are powers of two relative to a head's reference, an
+// integer `ref` in log2 units: weight = 2^(logit * log2(e) - ref). As references are integers, a
+// change of reference is exact.
+#ifndef CERTKV_KERNELS_CPU_ATTEND_STATE_H_
+#define CERTKV_KERNELS_CPU_ATTEND_STATE_H_
+
+#include <cstdint>
+
+#include "kernels/core/limits.h"
+#include "kernels/core/tile_layout.h"
+#include "kernels/ops/attend.h"
+
+namespace certkv::cpu {
+
+// Rows of the workspace arrays have fixed lengths, so that a kernel finds the rows of several heads
+// at constant distances. Rotated values are summed in the kernels' own order, in whole vectors (80
+// channels are stored as 96 and may be summed as 128); 256 holds every d_v.
+inline constexpr int kRow = kHeadDimMax;
+inline constexpr int kTermRow = kHeadDimMax / 2;
+
+// One query head of the read. Sums are relative to 2^ref and in double, where scaling by a power of
+// two is exact (weights below 2^-1000 of the largest vanish; attend.cc adds that back).
+struct HeadState {
+  float ref;                          // log2 units, an integer; kRefNone before the first token
+  float query_norm;                   // >= logit_scale * ||q||
+  float band_norm[kWitnessBandsMax];  // >= logit_scale * ||q_b|| per witness band
+  double mass;                        // sum of weights, sink included
+  double zero;           // sum of weight * value zero, and the weights' rounding at the middle code
+  double weight_error;   // sum of |weight * value scale - its 15-bit rounding|, rounded up
+  double skipped;        // mass of the tokens whose values were not read
+  double rotated_reach;  // sum of weight * (largest |scale| * levels + |zero|) of the tile
+  double plain_reach;    // sum of weight * (bound on ||v||_2) over values read as 16-bit floats
+  double eta;            // sum of weight * eta
+  bool poisoned;         // a logit may be infinite or NaN
+};
+
+inline constexpr float kRefNone = -0x1p120f;
+
+struct AttendState {
+  const AttendArgs* args;
+  const AttendResult* result;
+  int32_t head_dim;
+  int32_t value_dim;
+  int32_t atoms_per_tile;
+  int32_t atom_count;
+  int32_t tile_begin;  // tiles that the range touches: tile_begin <= t < tile_end
+  int32_t tile_end;
+  float code_centre;  // AffineDepth of the key format
+  float code_half_range;
+  float value_levels;      // 15, 255, or 0 for 16-bit values
+  int32_t prefetch_lines;  // cache lines per inner step
+  float value_radius;      // running maximum of ||v||_2
+  HeadState heads[kGroupSizeMax];
+
+  // Workspace arrays, G = group_size rows unless said otherwise.
+  float* queries;       // [G][kRow] logit_scale * q
+  float* pair_queries;  // [G][kRow] the same in the channel order of byte quads; FP8 only
+  float* scores;        // [G][64] logits of a tile; then its weights, where values are 16-bit
+  int16_t* weights;     // [G][64] 15-bit weights of a tile, where values are quantized
+  float* weight_unit;   // [G]
+  int32_t* terms;       // [G][kTermRow] query terms of the tile
+  float* term_unit;     // [G]
+  float* term_base;     // [G]
+  int32_t* term_bias;   // [G]
+  float* rotated;       // [G][kRow] sums of weight * scale * code, in kernel order
+  float* plain;         // [G][kRow] sums of weight * value, of 16-bit values
+  float* tile_scale;    // [kRow] scale of each key channel of the tile
+  float* tile_middle;   // [kRow] key at code 128
+  float* witness;       // [4][64] decoded witnesses of the tile, by band
+  const float* witness_table;  // [256] w(code) at exponent 0
+  float* atom_ref;             // [G][A] reference of the mass in result->block_lse
+  float* tile_ref;             // [G][T] reference of the sum in result->tile_value_error
+};
+
+// The kernels of one instruction set.
+struct AttendKernels {
+  // Tiles and tail. Leaves in result: block_lse = mass of the atom relative to 2^atom_ref
+  // (+infinity where poisoned), block_max_logit and logit_half_width final, tile_value_error = sum
+  // of weight * eta relative to 2^tile_ref.
+  void (*run)(AttendState* state);
+  // block_lse to nats; tile_value_error divided by the head's mass, rounded up.
+  void (*finish_atoms)(const AttendState* state);
+  // Where rotated channel i lies in a row of `rotated`.
+  int (*rotated_index)(const AttendState* state, int channel);
+};
+
+extern const AttendKernels kAttendPortable;
+extern const AttendKernels kAttendAvx2;
+extern const AttendKernels kAttendAvx512;
+
+// Attend with given kernels; `Attend` of cpu.h chooses them.
+void AttendWith(const AttendKernels& kernels, const AttendArgs& args, const AttendResult& result,
+                void* workspace);
+
+}  // namespace certkv::cpu
+
+#endif  // CERTKV_KERNELS_CPU_ATTEND_STATE_H_

@@ -1,0 +1,356 @@
+// The encoders of one instruction set. Codes, scales and zeros are defined by single IEEE float
+// operations in a fixed order (docs/formats.md): no multiply-add here may be fused, so products and
+// sums of codes are written apart, and only bounds use MulAdd.
+#ifndef CERTKV_KERNELS_CPU_QUANTIZE_RUN_H_
+#define CERTKV_KERNELS_CPU_QUANTIZE_RUN_H_
+
+#include <cstdint>
+
+#include "kernels/cpu/attend_keys.h"
+#include "kernels/cpu/quantize_state.h"
+#include "kernels/cpu/unroll.h"
+
+namespace certkv::cpu {
+
+// (1 + 2^-22) / n, rounded to float: its excess keeps every code from clipping.
+[[gnu::always_inline]] inline float LevelInverse(int level_max) {
+  return static_cast<float>((1 + 0x1p-22) / level_max);
+}
+
+// zero = the largest fp16 <= min, +0 for -0; scale = the smallest fp16 >= (max - zero) *
+// LevelInverse, 0 for an empty range; inverse = 1 / scale, 0 for 0. Bits of scale and zero go out.
+template <typename V>
+struct Coding {
+  typename V::F scale;
+  typename V::F zero;
+  typename V::F inverse;
+
+  [[gnu::always_inline]] void Choose(typename V::F min, typename V::F max, int level_max,
+                                     uint16_t* scale_bits, uint16_t* zero_bits) {
+    V::StoreF16Down(zero_bits, min);
+    for (int i = 0; i < V::kLanes; ++i) zero_bits[i] = zero_bits[i] == 0x8000 ? 0 : zero_bits[i];
+    zero = V::LoadF16(zero_bits);
+    const typename V::F range = V::Sub(max, zero);
+    const typename V::F least = V::Set(0x1p-149f);
+    const typename V::F product = V::Mul(range, V::Set(LevelInverse(level_max)));
+    V::StoreF16Up(scale_bits, V::WhereAtLeast(range, least, product));
+    Reload(scale_bits);
+  }
+  [[gnu::always_inline]] void Reload(const uint16_t* scale_bits) {
+    scale = V::LoadF16(scale_bits);
+    const typename V::F quotient = V::Div(V::Set(1.0f), scale);
+    inverse = V::WhereAtLeast(scale, V::Set(0x1p-24f), quotient);
+  }
+};
+
+template <typename V>
+[[gnu::always_inline]] inline typename V::F LoadOriginal(const QuantizeState& s,
+                                                         const uint16_t* p) {
+  return s.bf16 ? V::LoadBf16(p) : V::LoadF16(p);
+}
+
+// Scales and zeros of all key channels, to the scan record.
+template <typename V>
+void ChooseKeyCodings(QuantizeState& s) {
+  const TileLayout& layout = *s.args->layout;
+  auto* scale_bits = reinterpret_cast<uint16_t*>(s.args->scan + layout.scale_offset);
+  auto* zero_bits = reinterpret_cast<uint16_t*>(s.args->scan + layout.zero_offset);
+  for (int begin = 0; begin < layout.head_dim; begin += V::kLanes) {
+    float min[V::kLanes];
+    float max[V::kLanes];
+    for (int c = 0; c < V::kLanes; ++c) {
+      const uint16_t* words = s.words[begin + c];
+      typename V::F low = LoadOriginal<V>(s, words);
+      typename V::F high = low;
+      for (int t = V::kLanes; t < kTileTokens; t += V::kLanes) {
+        const typename V::F x = LoadOriginal<V>(s, words + t);
+        low = V::Min(low, x);
+        high = V::Max(high, x);
+      }
+      min[c] = -V::ReduceMax(V::Sub(V::Zero(), low));
+      max[c] = V::ReduceMax(high);
+    }
+    Coding<V> coding;
+    coding.Choose(V::Load(min), V::Load(max), 255, scale_bits + begin, zero_bits + begin);
+  }
+}
+
+// Squared norms of k^ at the depths K8, K6, K4, for one vector of tokens.
+template <typename V>
+struct DepthNorms {
+  typename V::F square[3];
+
+  [[gnu::always_inline]] void Add(typename V::I code, typename V::F scale, typename V::F zero) {
+    constexpr int kMask[3] = {0xff, 0xfc, 0xf0};
+    constexpr float kCentre[3] = {0.0f, 1.5f, 7.5f};
+    Unroll<3>([&](auto k) __attribute__((always_inline)) {
+      const typename V::F level =
+          V::Add(V::ToFloat(V::AndI(code, V::SetI(kMask[k]))), V::Set(kCentre[k]));
+      const typename V::F key = V::MulAdd(level, scale, zero);
+      square[k] = V::MulAdd(key, key, square[k]);
+    });
+  }
+};
+
+// One channel's codes into the planes. kPlace is its channel modulo 16.
+template <typename V, KeyFormat kFormat, int kPlace>
+[[gnu::always_inline]] inline void PlaceCode(typename V::I code, typename V::I& coarse,
+                                             typename V::I& fine) {
+  constexpr int kNibble = kPlace % 8;
+  // The upper nibble of the code, at nibble kNibble of the dword.
+  const typename V::I upper = V::AndI(code, V::SetI(0xf0));
+  if constexpr (kNibble == 0) {
+    coarse = V::OrI(coarse, V::template ShiftRight32<4>(upper));
+  } else {
+    coarse = V::OrI(coarse, V::template ShiftLeft32<4 * kNibble - 4>(upper));
+  }
+  if constexpr (kFormat == KeyFormat::kK8) {
+    fine = V::OrI(fine, V::template ShiftLeft32<4 * kNibble>(V::AndI(code, V::SetI(0x0f))));
+  } else if constexpr (kFormat == KeyFormat::kK6) {
+    constexpr int kBit = 8 * (kNibble / 2) + 2 * (2 * (kPlace % 2) + kPlace / 8);
+    const typename V::I pair = V::AndI(code, V::SetI(0x0c));
+    if constexpr (kBit == 0) {
+      fine = V::OrI(fine, V::template ShiftRight32<2>(pair));
+    } else {
+      fine = V::OrI(fine, V::template ShiftLeft32<kBit - 2>(pair));
+    }
+  }
+}
+
+template <typename V, KeyFormat kFormat>
+void EncodeKeyPlanes(QuantizeState& s) {
+  const QuantizeTileArgs& args = *s.args;
+  const TileLayout& layout = *args.layout;
+  const int d = layout.head_dim;
+  alignas(64) float scale[kHeadDimMax];
+  alignas(64) float zero[kHeadDimMax];
+  alignas(64) float inverse[kHeadDimMax];
+  for (int i = 0; i < d; i += V::kLanes) {
+    Coding<V> coding;
+    coding.Reload(reinterpret_cast<const uint16_t*>(args.scan + layout.scale_offset) + i);
+    V::Store(scale + i, coding.scale);
+    V::Store(inverse + i, coding.inverse);
+    V::Store(zero + i,
+             V::LoadF16(reinterpret_cast<const uint16_t*>(args.scan + layout.zero_offset) + i));
+  }
+  typename V::F norm_max = V::Zero();
+  for (int t = 0; t < kTileTokens; t += V::kLanes) {
+    const int b = t / kSubBlockTokens;
+    const int64_t at = int64_t{4} * (t % kSubBlockTokens);
+    uint8_t* coarse_plane = args.scan + layout.coarse_offset + b * layout.coarse_bytes + at;
+    uint8_t* fine_plane = args.detail + b * layout.sub_block_bytes + at;
+    DepthNorms<V> norms;
+    for (typename V::F& square : norms.square) square = V::Zero();
+    for (int j = 0; j < d / 16; ++j) {
+      typename V::I coarse[2] = {V::ZeroI(), V::ZeroI()};
+      typename V::I fine[2] = {V::ZeroI(), V::ZeroI()};
+      Unroll<16>([&](auto place) __attribute__((always_inline)) {
+        constexpr int kGroup = decltype(place)::value / 8;
+        constexpr int kFineWord = kFormat == KeyFormat::kK8 ? kGroup : 0;
+        const int i = 16 * j + place;
+        const typename V::F x = LoadOriginal<V>(s, s.words[i] + t);
+        const typename V::F offset = V::Sub(x, V::Set(zero[i]));
+        const typename V::I code = V::ToInt(V::Mul(offset, V::Set(inverse[i])));
+        PlaceCode<V, kFormat, decltype(place)::value>(code, coarse[kGroup], fine[kFineWord]);
+        norms.Add(code, V::Set(scale[i]), V::Set(zero[i]));
+        if (s.keep_codes) {
+          int32_t wide[V::kLanes];
+          V::StoreI(wide, code);
+          for (int u = 0; u < V::kLanes; ++u) s.codes[i][t + u] = static_cast<uint8_t>(wide[u]);
+        }
+      });
+      V::StoreI(coarse_plane + int64_t{128} * j, coarse[0]);
+      V::StoreI(coarse_plane + int64_t{128} * j + 64, coarse[1]);
+      if constexpr (kFormat == KeyFormat::kK8) {
+        V::StoreI(fine_plane + int64_t{128} * j, fine[0]);
+        V::StoreI(fine_plane + int64_t{128} * j + 64, fine[1]);
+      } else if constexpr (kFormat == KeyFormat::kK6) {
+        V::StoreI(fine_plane + int64_t{64} * j, fine[0]);
+      }
+    }
+    if constexpr (kFormat == KeyFormat::kK8) norm_max = V::Max(norm_max, norms.square[0]);
+    if constexpr (kFormat != KeyFormat::kK4) norm_max = V::Max(norm_max, norms.square[1]);
+    norm_max = V::Max(norm_max, norms.square[2]);
+  }
+  s.key_norm = __builtin_sqrtf(V::ReduceMax(norm_max));
+}
+
+template <typename V>
+void EncodeAffineKeys(QuantizeState* state) {
+  ChooseKeyCodings<V>(*state);
+  switch (state->args->layout->key_format) {
+    case KeyFormat::kK8:
+      return EncodeKeyPlanes<V, KeyFormat::kK8>(*state);
+    case KeyFormat::kK6:
+      return EncodeKeyPlanes<V, KeyFormat::kK6>(*state);
+    default:
+      return EncodeKeyPlanes<V, KeyFormat::kK4>(*state);
+  }
+}
+
+// Butterflies of distances h, 2h, ... 2^(kStages - 1) h in registers, on rows of V::kLanes floats.
+template <typename V, int kStages>
+[[gnu::always_inline]] inline void Butterflies(float* block, int n, int h) {
+  constexpr int kRows = 1 << kStages;
+  for (int i = 0; i < n; i += kRows * h) {
+    for (int j = i; j < i + h; ++j) {
+      typename V::F x[kRows];
+      Unroll<kRows>([&](auto r) __attribute__((always_inline)) {
+        x[r] = V::Load(block + (j + r * h) * V::kLanes);
+      });
+      Unroll<kStages>([&](auto stage) __attribute__((always_inline)) {
+        constexpr int kDistance = 1 << decltype(stage)::value;
+        Unroll<kRows / 2>([&](auto pair) __attribute__((always_inline)) {
+          constexpr int kIndex = decltype(pair)::value;
+          constexpr int a = kIndex / kDistance * 2 * kDistance + kIndex % kDistance;
+          const typename V::F first = x[a];
+          const typename V::F second = x[a + kDistance];
+          x[a] = V::Add(first, second);
+          x[a + kDistance] = V::Sub(first, second);
+        });
+      });
+      Unroll<kRows>([&](auto r) __attribute__((always_inline)) {
+        V::Store(block + (j + r * h) * V::kLanes, x[r]);
+      });
+    }
+  }
+}
+
+// The format's rotation of rows[dim][kLanes tokens], operation by operation.
+template <typename V>
+void RotateRows(float* rows, int dim) {
+  for (int begin = 0; begin < dim;) {
+    int n = 16;
+    while (2 * n <= dim - begin) n *= 2;
+    float* block = rows + begin * V::kLanes;
+    int h = 1;
+    for (; 8 * h <= n; h *= 8) Butterflies<V, 3>(block, n, h);
+    if (4 * h == n) Butterflies<V, 2>(block, n, h);
+    if (2 * h == n) Butterflies<V, 1>(block, n, h);
+    const typename V::F factor =
+        V::Set(static_cast<float>(1.0 / __builtin_sqrt(static_cast<double>(n))));
+    for (int i = 0; i < n; ++i) {
+      V::Store(block + i * V::kLanes, V::Mul(V::Load(block + i * V::kLanes), factor));
+    }
+    begin += n;
+  }
+}
+
+// Above this a float butterfly of 8 stages could overflow later on: the token is unencodable.
+inline constexpr float kRotationInputMax = 0x1p100f;
+
+// Rotates kLanes tokens from t and chooses their codings. Tokens that can't be encoded get scale
+// and zero 0, and rows of zeros.
+template <typename V>
+[[gnu::always_inline]] inline Coding<V> RotateTokens(QuantizeState& s, int t, int level_max,
+                                                     float* rows, uint16_t* scale_bits,
+                                                     uint16_t* zero_bits) {
+  const int dim = s.args->layout->value_dim;
+  typename V::F magnitude = V::Zero();
+  typename V::F square = V::Zero();
+  for (int i = 0; i < dim; ++i) {
+    const typename V::F x = LoadOriginal<V>(s, s.words[i] + t);
+    V::Store(rows + i * V::kLanes, x);
+    magnitude = V::Max(magnitude, V::Abs(x));
+    square = V::MulAdd(x, x, square);
+  }
+  V::Store(s.value_norm + t, square);  // the root is taken by the caller
+  RotateRows<V>(rows, dim);
+  typename V::F min = V::Load(rows);
+  typename V::F max = min;
+  for (int i = 1; i < dim; ++i) {
+    const typename V::F y = V::Load(rows + i * V::kLanes);
+    min = V::Min(min, y);
+    max = V::Max(max, y);
+  }
+  Coding<V> coding;
+  coding.Choose(min, max, level_max, scale_bits, zero_bits);
+  float magnitudes[V::kLanes];
+  V::Store(magnitudes, magnitude);
+  bool any = false;
+  int32_t encodable[V::kLanes];
+  for (int u = 0; u < V::kLanes; ++u) {
+    const bool finite = (scale_bits[u] & 0x7c00) != 0x7c00 && (zero_bits[u] & 0x7c00) != 0x7c00;
+    encodable[u] = finite && magnitudes[u] <= kRotationInputMax ? -1 : 0;
+    if (encodable[u] != 0) continue;
+    any = true;
+    scale_bits[u] = zero_bits[u] = 0;
+    s.value_norm[t + u] = __builtin_inff();  // measured by the caller
+  }
+  if (__builtin_expect(any, 0)) {
+    const typename V::I mask = V::LoadI(encodable);
+    for (int i = 0; i < dim; ++i) {
+      float* row = rows + i * V::kLanes;
+      V::Store(row, V::AsFloat(V::AndI(V::AsInt(V::Load(row)), mask)));
+    }
+    coding.zero = V::LoadF16(zero_bits);
+    coding.Reload(scale_bits);
+  }
+  return coding;
+}
+
+// words[channel % 8 + 8 * zone][token]: the codes of one stored word.
+template <typename V, int kBits>
+void EncodeValueWords(QuantizeState& s, uint16_t (*words)[kTileTokens]) {
+  constexpr int kCodes = 16 / kBits;
+  const int dim = s.args->layout->value_dim;
+  const int zones = (dim + 8 * kCodes - 1) / (8 * kCodes);
+  const TileLayout& layout = *s.args->layout;
+  alignas(64) float rows[kHeadDimMax * V::kLanes];
+  for (int t = 0; t < kTileTokens; t += V::kLanes) {
+    auto* scales = reinterpret_cast<uint16_t*>(
+        s.args->detail + t / kSubBlockTokens * layout.sub_block_bytes + layout.value_scale_offset);
+    uint16_t* scale_bits = scales + t % kSubBlockTokens;
+    const Coding<V> coding =
+        RotateTokens<V>(s, t, (1 << kBits) - 1, rows, scale_bits, scale_bits + kSubBlockTokens);
+    typename V::F error = V::Zero();
+    for (int word = 0; word < 8 * zones; ++word) {
+      typename V::I packed = V::ZeroI();
+      Unroll<kCodes>([&](auto n) __attribute__((always_inline)) {
+        const int channel = word / 8 * (8 * kCodes) + 8 * n + word % 8;
+        if (channel >= dim) return;
+        const typename V::F offset = V::Sub(V::Load(rows + channel * V::kLanes), coding.zero);
+        const typename V::I code = V::ToInt(V::Mul(offset, coding.inverse));
+        packed = V::OrI(packed, V::template ShiftLeft32<kBits* decltype(n)::value>(code));
+        const typename V::F left = V::NegMulAdd(V::ToFloat(code), coding.scale, offset);
+        error = V::MulAdd(left, left, error);
+      });
+      int32_t wide[V::kLanes];
+      V::StoreI(wide, packed);
+      for (int u = 0; u < V::kLanes; ++u) words[word][t + u] = static_cast<uint16_t>(wide[u]);
+    }
+    V::Store(s.value_error + t, error);
+    V::Store(s.value_span + t, V::Mul(coding.scale, V::Set((1 << kBits) - 1)));
+  }
+}
+
+template <typename V>
+void EncodeRotatedValues(QuantizeState* state) {
+  QuantizeState& s = *state;
+  const TileLayout& layout = *s.args->layout;
+  const bool v4 = layout.value_format == ValueFormat::kV4;
+  alignas(64) uint16_t words[kHeadDimMax / 2][kTileTokens];
+  if (v4) {
+    EncodeValueWords<V, 4>(s, words);
+  } else {
+    EncodeValueWords<V, 8>(s, words);
+  }
+  const int word_count = static_cast<int>(layout.value_bytes / (2 * kSubBlockTokens));
+  for (int pair = 0; pair < kTileTokens / 2; ++pair) {
+    const int b = 2 * pair / kSubBlockTokens;
+    uint8_t* out = s.args->detail + b * layout.sub_block_bytes + layout.value_offset +
+                   int64_t{4} * (pair % (kSubBlockTokens / 2)) * word_count;
+    for (int word = 0; word < word_count; ++word) {
+      __builtin_memcpy(out + 4 * word, words[word] + 2 * pair, 4);
+    }
+  }
+}
+
+template <typename V>
+constexpr QuantizeKernels MakeQuantizeKernels() {
+  return {EncodeAffineKeys<V>, EncodeRotatedValues<V>};
+}
+
+}  // namespace certkv::cpu
+
+#endif  // CERTKV_KERNELS_CPU_QUANTIZE_RUN_H_

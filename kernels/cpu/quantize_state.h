@@ -1,0 +1,46 @@
+// What one QuantizeTile of the CPU backend works on, with originals turned to [channel][64 tokens]:
+// lanes of vectors are tokens, so that codes, planes and rotations need no shuffles.
+//
+// Read by translation units of different instruction sets: no inline functions (attend_state.h).
+#ifndef CERTKV_KERNELS_CPU_QUANTIZE_STATE_H_
+#define CERTKV_KERNELS_CPU_QUANTIZE_STATE_H_
+
+#include <cstdint>
+
+#include "kernels/core/limits.h"
+#include "kernels/core/tile_layout.h"
+#include "kernels/ops/quantize_tile.h"
+
+namespace certkv::cpu {
+
+struct QuantizeState {
+  const QuantizeTileArgs* args;
+  bool bf16;                                             // originals are BF16
+  bool keep_codes;                                       // `codes` is wanted
+  alignas(64) uint16_t words[kHeadDimMax][kTileTokens];  // originals of the plane being encoded
+  alignas(64) uint8_t codes[kHeadDimMax][kTileTokens];   // K8 codes, whole
+  // Largest ||k^_t|| over tokens and depths, up to rounding (2^-15 of it).
+  float key_norm;
+  // Per token, up to rounding: ||v||, ||rotated - stored||, and levels * scale.
+  alignas(64) float value_norm[kTileTokens];
+  alignas(64) float value_error[kTileTokens];
+  alignas(64) float value_span[kTileTokens];
+};
+
+struct QuantizeKernels {
+  // From `words`: the scale, zero, coarse and fine planes of K8, K6 or K4.
+  void (*encode_affine_keys)(QuantizeState* state);
+  // From `words`: values, value scales and zeros of V4 or V8.
+  void (*encode_rotated_values)(QuantizeState* state);
+};
+
+extern const QuantizeKernels kQuantizePortable;
+extern const QuantizeKernels kQuantizeAvx2;
+extern const QuantizeKernels kQuantizeAvx512;
+
+// QuantizeTile with given kernels; `QuantizeTile` of cpu.h chooses them.
+void QuantizeTileWith(const QuantizeKernels& kernels, const QuantizeTileArgs& args);
+
+}  // namespace certkv::cpu
+
+#endif  // CERTKV_KERNELS_CPU_QUANTIZE_STATE_H_

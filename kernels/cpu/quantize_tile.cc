@@ -1,0 +1,363 @@
+// QuantizeTile of the CPU backend: turns the originals, runs one instruction set's encoders, and
+// measures what their bounds can't cover. The stored codes, scales and zeros are bit for bit those
+// of the reference backend, which defines them.
+#include "kernels/ops/quantize_tile.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "kernels/core/check.h"
+#include "kernels/core/half.h"
+#include "kernels/core/witness.h"
+#include "kernels/cpu/cpu.h"
+#include "kernels/cpu/quantize_state.h"
+
+namespace certkv::cpu {
+namespace {
+
+// Relative error of a norm summed in double: under 3 roundings for each of at most 256 squares.
+constexpr double kNormInflation = 1 + 0x1p-42;
+
+bool IsAffine(KeyFormat format) {
+  return format == KeyFormat::kK8 || format == KeyFormat::kK6 || format == KeyFormat::kK4;
+}
+
+bool IsRotated(ValueFormat format) {
+  return format == ValueFormat::kV4 || format == ValueFormat::kV8;
+}
+
+float RoundUp(double bound) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  if (!(bound <= std::numeric_limits<float>::max())) return kInfinity;
+  const auto rounded = static_cast<float>(bound);
+  return rounded >= bound ? rounded : std::nextafter(rounded, kInfinity);
+}
+
+typedef uint16_t Words8 __attribute__((vector_size(16)));
+
+Words8 InterleaveLow(Words8 a, Words8 b) {
+  return __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11);
+}
+Words8 InterleaveHigh(Words8 a, Words8 b) {
+  return __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15);
+}
+
+// rows[64][width] to words[width][64], in blocks of 8 x 8. Three rounds of interleaving row r with
+// row r + 4 transpose a block.
+void Turn(const uint16_t* rows, int64_t stride, int width, uint16_t (*words)[kTileTokens]) {
+  for (int t = 0; t < kTileTokens; t += 8) {
+    for (int i = 0; i < width; i += 8) {
+      Words8 x[8];
+      Words8 y[8];
+      for (int r = 0; r < 8; ++r) std::memcpy(&x[r], rows + (t + r) * stride + i, sizeof(x[r]));
+      for (int round = 0; round < 3; ++round) {
+        for (int r = 0; r < 4; ++r) {
+          y[2 * r] = InterleaveLow(x[r], x[r + 4]);
+          y[2 * r + 1] = InterleaveHigh(x[r], x[r + 4]);
+        }
+        for (int r = 0; r < 8; ++r) x[r] = y[r];
+      }
+      for (int r = 0; r < 8; ++r) std::memcpy(&words[i + r][t], &x[r], sizeof(x[r]));
+    }
+  }
+}
+
+float Original(const QuantizeTileArgs& args, const uint16_t* rows, int64_t stride, int t, int i) {
+  return OriginalToFloat(args.spec->original_dtype, rows[t * stride + i]);
+}
+
+// FP8 codes of all keys into state->codes and the planes. Byte i of a token: its upper nibble in
+// the coarse plane, its lower one in the fine plane, each as nibble i % 8 of a dword.
+void EncodeFp8Keys(QuantizeState* state) {
+  const QuantizeTileArgs& args = *state->args;
+  const TileLayout& layout = *args.layout;
+  const float key_scale = args.spec->layers[args.layer].fp8_key_scale;
+  for (int t = 0; t < kTileTokens; ++t) {
+    const int b = t / kSubBlockTokens;
+    uint8_t* coarse = args.scan + layout.coarse_offset + b * layout.coarse_bytes;
+    uint8_t* fine = args.detail + b * layout.sub_block_bytes;
+    for (int i = 0; i < layout.head_dim; ++i) {
+      const float key = Original(args, args.keys, args.key_stride, t, i);
+      const uint8_t code = FloatToE4m3(key / key_scale);
+      state->codes[i][t] = code;
+      const int64_t byte = int64_t{64} * (i / 8) + 4 * (t % kSubBlockTokens) + i % 8 / 2;
+      const int shift = 4 * (i % 2);
+      coarse[byte] = static_cast<uint8_t>(coarse[byte] | (code >> 4) << shift);
+      fine[byte] = static_cast<uint8_t>(fine[byte] | (code & 15) << shift);
+    }
+  }
+}
+
+// [d][16 tokens] words per sub-block.
+void CopyKeys(const QuantizeState& state) {
+  const QuantizeTileArgs& args = *state.args;
+  const TileLayout& layout = *args.layout;
+  for (int b = 0; b < kSubBlocksPerTile; ++b) {
+    uint8_t* plane = args.scan + layout.coarse_offset + b * layout.coarse_bytes;
+    for (int i = 0; i < layout.head_dim; ++i) {
+      std::memcpy(plane + int64_t{32} * i, state.words[i] + b * kSubBlockTokens, 32);
+    }
+  }
+}
+
+// k^ of one token in double, exactly.
+void DecodeKey(const QuantizeState& state, int t, double* key) {
+  const QuantizeTileArgs& args = *state.args;
+  const TileLayout& layout = *args.layout;
+  if (layout.key_format == KeyFormat::kFp8E4m3) {
+    const double scale = args.spec->layers[args.layer].fp8_key_scale;
+    for (int i = 0; i < layout.head_dim; ++i) key[i] = scale * E4m3ToFloat(state.codes[i][t]);
+    return;
+  }
+  if (!IsAffine(layout.key_format)) {
+    for (int i = 0; i < layout.head_dim; ++i) {
+      key[i] = Original(args, args.keys, args.key_stride, t, i);
+    }
+    return;
+  }
+  const AffineDepth depth = AffineDepthOf(layout.key_format);
+  for (int i = 0; i < layout.head_dim; ++i) {
+    uint16_t scale = 0;
+    uint16_t zero = 0;
+    std::memcpy(&scale, args.scan + layout.scale_offset + int64_t{2} * i, sizeof(scale));
+    std::memcpy(&zero, args.scan + layout.zero_offset + int64_t{2} * i, sizeof(zero));
+    const double level = (state.codes[i][t] & depth.mask) + double{depth.centre};
+    key[i] = level * F16ToFloat(scale) + F16ToFloat(zero);
+  }
+}
+
+// Largest ||k^|| of a format that has no depths: 16-bit and FP8.
+float KeyNormMax(const QuantizeState& state) {
+  double norm_max = 0;
+  double key[kHeadDimMax];
+  for (int t = 0; t < kTileTokens; ++t) {
+    DecodeKey(state, t, key);
+    double sum = 0;
+    for (int i = 0; i < state.args->layout->head_dim; ++i) sum += key[i] * key[i];
+    norm_max = std::max(norm_max, std::sqrt(sum));
+  }
+  return RoundUp(norm_max * kNormInflation);
+}
+
+// Witness bytes from residual norms in double. Returns their exponent.
+int16_t EncodeWitnesses(const QuantizeState& state) {
+  const QuantizeTileArgs& args = *state.args;
+  const TileLayout& layout = *args.layout;
+  const int bands = layout.witness_bands;
+  float norms[kTileTokens][kWitnessBandsMax] = {};
+  float norm_max = 0;
+  double key[kHeadDimMax];
+  for (int t = 0; t < kTileTokens; ++t) {
+    DecodeKey(state, t, key);
+    double sums[kWitnessBandsMax] = {};
+    for (int i = 0; i < layout.head_dim; ++i) {
+      const double residual = Original(args, args.keys, args.key_stride, t, i) - key[i];
+      sums[WitnessBandOf(layout, i)] += residual * residual;
+    }
+    for (int b = 0; b < bands; ++b) {
+      norms[t][b] = RoundUp(std::sqrt(sums[b]) * kNormInflation);
+      norm_max = std::max(norm_max, norms[t][b]);
+    }
+  }
+  const int16_t exponent = WitnessExponentFor(norm_max);
+  for (int t = 0; t < kTileTokens; ++t) {
+    for (int b = 0; b < bands; ++b) {
+      const int64_t row = t / kSubBlockTokens * bands + b;
+      args.scan[layout.witness_offset + row * kSubBlockTokens + t % kSubBlockTokens] =
+          EncodeWitness(norms[t][b], exponent);
+    }
+  }
+  return exponent;
+}
+
+void EncodeKeys(const QuantizeKernels& kernels, QuantizeState* state, TileHeader* header) {
+  const QuantizeTileArgs& args = *state->args;
+  const TileLayout& layout = *args.layout;
+  state->keep_codes = layout.witness_bands > 0;
+  if (layout.key_format == KeyFormat::kFp8E4m3) {
+    header->key_scale = args.spec->layers[args.layer].fp8_key_scale;
+    EncodeFp8Keys(state);
+  } else {
+    Turn(args.keys, args.key_stride, layout.head_dim, state->words);
+    if (IsAffine(layout.key_format)) {
+      kernels.encode_affine_keys(state);
+    } else {
+      CopyKeys(*state);
+    }
+  }
+  // Norms of affine keys: squares of at most 256 channels, each with 3 roundings, lose at most
+  // 2^-15; where products cancel against the zero, an absolute error of 2u ||range|| stays, and as
+  // a channel reaches half its range in some of 64 tokens, ||range|| <= 16 times the largest norm.
+  header->key_norm = IsAffine(layout.key_format) ? RoundUp(double{state->key_norm} * (1 + 0x1p-13))
+                                                 : KeyNormMax(*state);
+  if (layout.witness_bands > 0) header->witness_exponent = EncodeWitnesses(*state);
+}
+
+struct ValueNorms {
+  double norm;   // >= ||v||
+  double error;  // >= ||v - v^||
+};
+
+void RotateDouble(double* values, int32_t dim) {
+  for (int32_t begin = 0; begin < dim;) {
+    int32_t n = 16;
+    while (2 * n <= dim - begin) n *= 2;
+    double* block = values + begin;
+    for (int32_t h = 1; h < n; h *= 2) {
+      for (int32_t i = 0; i < n; i += 2 * h) {
+        for (int32_t j = i; j < i + h; ++j) {
+          const double a = block[j];
+          const double b = block[j + h];
+          block[j] = a + b;
+          block[j + h] = a - b;
+        }
+      }
+    }
+    const double factor = 1.0 / std::sqrt(static_cast<double>(n));
+    for (int32_t i = 0; i < n; ++i) block[i] *= factor;
+    begin += n;
+  }
+}
+
+// Rotated element i of v^ of a token, exactly.
+double DecodeRotated(const TileLayout& layout, const uint8_t* detail, int t, int i) {
+  const uint8_t* block = detail + t / kSubBlockTokens * layout.sub_block_bytes;
+  const int token = t % kSubBlockTokens;
+  const bool v4 = layout.value_format == ValueFormat::kV4;
+  const int zone_channels = v4 ? 32 : 16;
+  const int64_t zone_count = layout.value_bytes / 256;
+  const int64_t dword = (token / 2 * zone_count + i / zone_channels) * 8 + i % 8;
+  const int element = i % zone_channels / 8;
+  const int bit = 16 * (token % 2) + (v4 ? 4 : 8) * element;
+  uint32_t bits = 0;
+  uint16_t scale = 0;
+  uint16_t zero = 0;
+  std::memcpy(&bits, block + layout.value_offset + 4 * dword, sizeof(bits));
+  std::memcpy(&scale, block + layout.value_scale_offset + int64_t{2} * token, sizeof(scale));
+  std::memcpy(&zero, block + layout.value_scale_offset + int64_t{2} * (kSubBlockTokens + token),
+              sizeof(zero));
+  const uint32_t code = bits >> bit & (v4 ? 15u : 255u);
+  return code * double{F16ToFloat(scale)} + F16ToFloat(zero);
+}
+
+// In double: R v loses at most 8 stages, a product and its factor, under 2^-48 ||v||.
+ValueNorms MeasureValue(const QuantizeTileArgs& args, int t) {
+  const TileLayout& layout = *args.layout;
+  double rotated[kHeadDimMax];
+  double square = 0;
+  for (int i = 0; i < layout.value_dim; ++i) {
+    rotated[i] = Original(args, args.values, args.value_stride, t, i);
+    square += rotated[i] * rotated[i];
+  }
+  const double norm = std::sqrt(square) * kNormInflation;
+  if (!IsRotated(layout.value_format)) return {norm, 0};
+  RotateDouble(rotated, layout.value_dim);
+  double error_square = 0;
+  for (int i = 0; i < layout.value_dim; ++i) {
+    const double error = rotated[i] - DecodeRotated(layout, args.detail, t, i);
+    error_square += error * error;
+  }
+  return {norm, std::sqrt(error_square) * kNormInflation + norm * 0x1p-48};
+}
+
+// From the encoder's float sums where those are accurate to 2^-10 or so, in double elsewhere (tiny,
+// huge and exactly representable values). In units u = 2^-24: squares of 256 channels, under 400 u
+// of a norm, 2^-15; the float rotation, 10 u ||v||; y - zero and code * scale, 4 u of the span in
+// every channel.
+ValueNorms BoundValue(const QuantizeState& state, int t) {
+  constexpr double u = 0x1p-24;
+  constexpr double kSquareMin = 0x1p-60;  // squares of smaller sums may have underflowed
+  constexpr double kSquareMax = 0x1p100;
+  const double norm_square = state.value_norm[t];
+  const double error_square = state.value_error[t];
+  if (!(error_square >= kSquareMin && norm_square <= kSquareMax)) {
+    return MeasureValue(*state.args, t);
+  }
+  const double norm = std::sqrt(norm_square) * (1 + 0x1p-14);
+  const double error = std::sqrt(error_square) * (1 + 0x1p-14);
+  const double root = std::sqrt(static_cast<double>(state.args->layout->value_dim));
+  const double slack = u * (10 * norm + 4 * root * state.value_span[t]);
+  if (!(slack <= 0x1p-10 * error)) return MeasureValue(*state.args, t);
+  return {norm, error + slack};
+}
+
+void CopyValues(const QuantizeTileArgs& args) {
+  const TileLayout& layout = *args.layout;
+  for (int t = 0; t < kTileTokens; ++t) {
+    uint8_t* block = args.detail + t / kSubBlockTokens * layout.sub_block_bytes;
+    std::memcpy(block + layout.value_offset + int64_t{2} * (t % kSubBlockTokens) * layout.value_dim,
+                args.values + t * args.value_stride, int64_t{2} * layout.value_dim);
+  }
+}
+
+void EncodeValues(const QuantizeKernels& kernels, QuantizeState* state, TileHeader* header) {
+  const QuantizeTileArgs& args = *state->args;
+  const TileLayout& layout = *args.layout;
+  const bool rotated = IsRotated(layout.value_format);
+  if (rotated) {
+    Turn(args.values, args.value_stride, layout.value_dim, state->words);
+    kernels.encode_rotated_values(state);
+  } else {
+    CopyValues(args);
+  }
+  double radius = 0;
+  for (int b = 0; b < kSubBlocksPerTile; ++b) {
+    double error_max = 0;
+    for (int t = b * kSubBlockTokens; t < (b + 1) * kSubBlockTokens; ++t) {
+      const ValueNorms norms = rotated ? BoundValue(*state, t) : MeasureValue(args, t);
+      radius = std::max(radius, norms.norm);
+      error_max = std::max(error_max, norms.error);
+    }
+    header->value_error_bound[b] = FloatToF16RoundedUp(RoundUp(error_max));
+  }
+  header->value_radius = RoundUp(radius);
+}
+
+const QuantizeKernels& KernelsOf(CpuIsa isa) {
+  switch (isa) {
+#if defined(__x86_64__)
+    case CpuIsa::kAvx2:
+      return kQuantizeAvx2;
+    case CpuIsa::kAvx512Vnni:
+      return kQuantizeAvx512;
+#else
+    case CpuIsa::kAvx2:
+    case CpuIsa::kAvx512Vnni:
+      break;
+#endif
+    case CpuIsa::kPortable:
+      return kQuantizePortable;
+  }
+  CERTKV_CHECK(false, "isa is one of SupportedIsas()");
+  return kQuantizePortable;
+}
+
+}  // namespace
+
+void QuantizeTileWith(const QuantizeKernels& kernels, const QuantizeTileArgs& args) {
+  const TileLayout& layout = *args.layout;
+  std::memset(args.scan, 0, layout.scan_bytes);
+  std::memset(args.detail, 0, layout.detail_bytes);
+  TileHeader header{};
+  header.magic = kTileMagic;
+  header.format_version = kTileFormatVersion;
+  header.key_format = static_cast<uint8_t>(layout.key_format);
+  header.value_format = static_cast<uint8_t>(layout.value_format);
+  header.witness_bands = static_cast<uint8_t>(layout.witness_bands);
+  header.identity_tag = args.identity_tag;
+
+  QuantizeState state;
+  state.args = &args;
+  state.bf16 = args.spec->original_dtype == OriginalDtype::kBf16;
+  EncodeKeys(kernels, &state, &header);
+  EncodeValues(kernels, &state, &header);
+  std::memcpy(args.scan, &header, sizeof(header));
+}
+
+void QuantizeTile(CpuIsa isa, const QuantizeTileArgs& args) {
+  QuantizeTileWith(KernelsOf(isa), args);
+}
+
+}  // namespace certkv::cpu

@@ -1,0 +1,201 @@
+// The vector operations of the CPU kernels in plain C++ (gcc and clang vector types): 8 lanes of 32
+// bits on any little-endian machine. See simd_avx2.h for what each one does.
+//
+// There is no FMA here: MulAdd rounds twice. The kernels' error constants allow for it.
+#ifndef CERTKV_KERNELS_CPU_SIMD_PORTABLE_H_
+#define CERTKV_KERNELS_CPU_SIMD_PORTABLE_H_
+
+#include <cstdint>
+
+#include "kernels/core/half.h"
+
+namespace certkv::cpu {
+
+struct PortableSimd {
+  typedef float F __attribute__((vector_size(32)));
+  typedef int32_t I __attribute__((vector_size(32)));
+  typedef uint32_t U __attribute__((vector_size(32)));
+  typedef uint16_t Words __attribute__((vector_size(32)));
+  typedef uint16_t HalfWords __attribute__((vector_size(16)));
+  static constexpr int kLanes = 8;
+  static constexpr int kAccumulators = 4;
+  static constexpr int kDotRegisters = 1;
+
+  [[gnu::always_inline]] static F Zero() { return F{}; }
+  [[gnu::always_inline]] static F Set(float x) { return F{x, x, x, x, x, x, x, x}; }
+  [[gnu::always_inline]] static F Load(const float* p) {
+    F x;
+    __builtin_memcpy(&x, p, sizeof(x));
+    return x;
+  }
+  [[gnu::always_inline]] static void Store(float* p, F x) { __builtin_memcpy(p, &x, sizeof(x)); }
+  [[gnu::always_inline]] static F Add(F a, F b) { return a + b; }
+  [[gnu::always_inline]] static F Sub(F a, F b) { return a - b; }
+  [[gnu::always_inline]] static F Mul(F a, F b) { return a * b; }
+  [[gnu::always_inline]] static F Div(F a, F b) { return a / b; }
+  [[gnu::always_inline]] static F MulAdd(F a, F b, F c) { return a * b + c; }
+  [[gnu::always_inline]] static F NegMulAdd(F a, F b, F c) { return c - a * b; }
+  [[gnu::always_inline]] static F Min(F a, F b) { return Blend(a < b, a, b); }
+  [[gnu::always_inline]] static F Max(F a, F b) { return Blend(a > b, a, b); }
+  [[gnu::always_inline]] static F Abs(F x) { return AsFloat(AsInt(x) & 0x7fffffff); }
+  [[gnu::always_inline]] static F WhereAtLeast(F test, F limit, F x) {
+    return AsFloat((test >= limit) & AsInt(x));
+  }
+  [[gnu::always_inline]] static F LoadF16(const uint16_t* p) {
+    return WidenF16Bits(LoadHalfWords(p));
+  }
+  [[gnu::always_inline]] static F LoadBf16(const uint16_t* p) {
+    return AsFloat(LoadHalfWords(p) << 16);
+  }
+  [[gnu::always_inline]] static F SetPair(const float* p) {
+    return F{p[0], p[1], p[0], p[1], p[0], p[1], p[0], p[1]};
+  }
+
+  [[gnu::always_inline]] static float ReduceAdd(F x) {
+    return ((x[0] + x[4]) + (x[2] + x[6])) + ((x[1] + x[5]) + (x[3] + x[7]));
+  }
+  [[gnu::always_inline]] static float ReduceMax(F x) {
+    float max = x[0];
+    for (int i = 1; i < kLanes; ++i) max = x[i] > max ? x[i] : max;
+    return max;
+  }
+  [[gnu::always_inline]] static void ReduceAdd4(F a, F b, F c, F d, float* out) {
+    out[0] = ReduceAdd(a);
+    out[1] = ReduceAdd(b);
+    out[2] = ReduceAdd(c);
+    out[3] = ReduceAdd(d);
+  }
+  [[gnu::always_inline]] static void ReduceMax4(F a, F b, F c, F d, float* out) {
+    out[0] = ReduceMax(a);
+    out[1] = ReduceMax(b);
+    out[2] = ReduceMax(c);
+    out[3] = ReduceMax(d);
+  }
+
+  [[gnu::always_inline]] static I ZeroI() { return I{}; }
+  [[gnu::always_inline]] static I SetI(int32_t x) { return I{x, x, x, x, x, x, x, x}; }
+  [[gnu::always_inline]] static I LoadI(const void* p) {
+    I x;
+    __builtin_memcpy(&x, p, sizeof(x));
+    return x;
+  }
+  [[gnu::always_inline]] static I LoadI8(const void* p) { return LoadI(p); }
+  [[gnu::always_inline]] static void StoreI(void* p, I x) { __builtin_memcpy(p, &x, sizeof(x)); }
+  [[gnu::always_inline]] static void StoreI8(void* p, I x) { StoreI(p, x); }
+  [[gnu::always_inline]] static I AddI(I a, I b) { return a + b; }
+  [[gnu::always_inline]] static I AndI(I a, I b) { return a & b; }
+  [[gnu::always_inline]] static I OrI(I a, I b) { return a | b; }
+  [[gnu::always_inline]] static I Select(I mask, I a, I b) { return (mask & a) | (~mask & b); }
+  template <int kBits>
+  [[gnu::always_inline]] static I ShiftLeft16(I x) {
+    return reinterpret_cast<I>(reinterpret_cast<Words>(x) << kBits);
+  }
+  template <int kBits>
+  [[gnu::always_inline]] static I ShiftRight16(I x) {
+    return reinterpret_cast<I>(reinterpret_cast<Words>(x) >> kBits);
+  }
+  template <int kBits>
+  [[gnu::always_inline]] static I ShiftLeft32(I x) {
+    return reinterpret_cast<I>(reinterpret_cast<U>(x) << kBits);
+  }
+  template <int kBits>
+  [[gnu::always_inline]] static I ShiftRight32(I x) {
+    return reinterpret_cast<I>(reinterpret_cast<U>(x) >> kBits);
+  }
+  [[gnu::always_inline]] static I MulAddWords(I acc, I a, I b) {
+    const I low_a = ShiftLeft32<16>(a) >> 16;  // arithmetic shifts: the words are signed
+    const I low_b = ShiftLeft32<16>(b) >> 16;
+    return acc + low_a * low_b + (a >> 16) * (b >> 16);
+  }
+  [[gnu::always_inline]] static F ToFloat(I x) { return __builtin_convertvector(x, F); }
+  // By adding 1.5 * 2^23, whose float neighbours are 1 apart: exact for |x| < 2^22. Larger numbers
+  // and NaN give garbage, as the conversions of other instruction sets do.
+  [[gnu::always_inline]] static I ToInt(F x) {
+    const F magic = Set(0x1.8p23f);
+    return AsInt(x + magic) - AsInt(magic);
+  }
+  [[gnu::always_inline]] static F AsFloat(I x) { return reinterpret_cast<F>(x); }
+  [[gnu::always_inline]] static I AsInt(F x) { return reinterpret_cast<I>(x); }
+  [[gnu::always_inline]] static int32_t ReduceAddI(I x) {
+    const U sums = reinterpret_cast<U>(x);  // wraps
+    uint32_t sum = 0;
+    for (int i = 0; i < kLanes; ++i) sum += sums[i];
+    return static_cast<int32_t>(sum);
+  }
+  [[gnu::always_inline]] static F WidenF16Low(I x) {
+    uint16_t words[16];
+    StoreI(words, x);
+    return LoadF16(words);
+  }
+  [[gnu::always_inline]] static F WidenF16High(I x) {
+    uint16_t words[16];
+    StoreI(words, x);
+    return LoadF16(words + 8);
+  }
+  [[gnu::always_inline]] static F AddNeighbours(F low, F high) {
+    return F{low[0] + low[1],   low[2] + low[3],   low[4] + low[5],   low[6] + low[7],
+             high[0] + high[1], high[2] + high[3], high[4] + high[5], high[6] + high[7]};
+  }
+  [[gnu::always_inline]] static void StoreWords(int16_t* p, const I* x) {
+    for (int i = 0; i < 16; ++i) p[i] = static_cast<int16_t>(x[i / kLanes][i % kLanes]);
+  }
+  static void StoreF16Up(uint16_t* p, F x) {
+    for (int i = 0; i < kLanes; ++i) p[i] = FloatToF16RoundedUp(x[i]);
+  }
+  static void StoreF16Down(uint16_t* p, F x) {
+    for (int i = 0; i < kLanes; ++i) p[i] = FloatToF16RoundedDown(x[i]);
+  }
+
+  static constexpr float kQueryTermMax = 32767.0f;
+  struct Codes {
+    I low;
+    I high;
+  };
+  struct Dot {
+    I sum;
+  };
+  [[gnu::always_inline]] static Codes SplitCodes(I x) {
+    return {x & 0x00ff00ff, ShiftRight16<8>(x)};
+  }
+  [[gnu::always_inline]] static Dot ZeroDot() { return {I{}}; }
+  [[gnu::always_inline]] static void Accumulate(Dot& dot, const Codes& codes,
+                                                const int32_t* terms) {
+    dot.sum = MulAddWords(dot.sum, codes.low, SetI(terms[0]));
+    dot.sum = MulAddWords(dot.sum, codes.high, SetI(terms[1]));
+  }
+  [[gnu::always_inline]] static I Total(const Dot& dot) { return dot.sum; }
+  [[gnu::always_inline]] static void StoreTerms(int32_t* p, const I* x) {
+    constexpr int kOrder[8] = {0, 4, 2, 6, 1, 5, 3, 7};
+    int16_t words[16];
+    for (int i = 0; i < 16; ++i) {
+      const int channel = i / 8 * 8 + kOrder[i % 8];
+      words[i] = static_cast<int16_t>(x[channel / kLanes][channel % kLanes]);
+    }
+    __builtin_memcpy(p, words, sizeof(words));
+  }
+
+  [[gnu::always_inline]] static void Prefetch(const void* p) { __builtin_prefetch(p); }
+
+ private:
+  [[gnu::always_inline]] static F Blend(I mask, F a, F b) {
+    return AsFloat((mask & AsInt(a)) | (~mask & AsInt(b)));
+  }
+  [[gnu::always_inline]] static I LoadHalfWords(const uint16_t* p) {
+    HalfWords words;
+    __builtin_memcpy(&words, p, sizeof(words));
+    return __builtin_convertvector(words, I);
+  }
+  // An fp16's magnitude, moved to a float's place, is the number times 2^-112, exactly (subnormals
+  // too); infinities and NaN get a float's largest exponent.
+  [[gnu::always_inline]] static F WidenF16Bits(I bits) {
+    const I magnitude = (bits & 0x7fff) << 13;
+    const I special = (magnitude >= 0x7c00 << 13) & 0x7f800000;
+    const I sign = reinterpret_cast<I>(reinterpret_cast<U>(bits & 0x8000) << 16);
+    const F number = AsFloat(magnitude) * Set(0x1p112f);
+    return AsFloat(AsInt(number) | special | sign);
+  }
+};
+
+}  // namespace certkv::cpu
+
+#endif  // CERTKV_KERNELS_CPU_SIMD_PORTABLE_H_
