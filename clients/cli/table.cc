@@ -61,9 +61,13 @@ std::string Table::Render() const {
 }
 
 std::string FormatCount(int64_t count) {
-  std::string digits = absl::StrCat(std::abs(count));
-  for (auto i = static_cast<int64_t>(digits.size()) - 3; i > 0; i -= 3) digits.insert(i, ",");
-  return count < 0 ? "-" + digits : digits;
+  const std::string digits = absl::StrCat(std::abs(count));
+  std::string text = count < 0 ? "-" : "";
+  for (size_t i = 0; i < digits.size(); ++i) {
+    if (i > 0 && (digits.size() - i) % 3 == 0) text.push_back(',');
+    text.push_back(digits[i]);
+  }
+  return text;
 }
 
 std::string FormatBytes(int64_t bytes) {

@@ -26,7 +26,7 @@ struct RunResult {
 };
 
 // Runs `certkv <arguments>` (or another of our programs) through the shell.
-RunResult Run(const std::string& arguments, const std::string& program = "certkv") {
+RunResult RunCli(const std::string& arguments, const std::string& program = "certkv") {
   const std::string errors_path =
       absl::StrCat(::testing::TempDir(), "/certkv-cli-", getpid(), ".err");
   FILE* pipe = popen(
@@ -58,26 +58,26 @@ class CliTest : public ::testing::Test {
 };
 
 TEST_F(CliTest, PutThenListThenStatsAgree) {
-  const RunResult put = Run(absl::StrCat(target_, "--json put --trace ", kTrace));
+  const RunResult put = RunCli(absl::StrCat(target_, "--json put --trace ", kTrace));
   ASSERT_EQ(put.exit_code, 0) << put.errors;
   const json data = json::parse(put.output);
   EXPECT_EQ(data["blocks"], 27);
   EXPECT_EQ(data["blocks_shared"], 0);
   EXPECT_GE(data["capacity"], 2.4);
-  const RunResult again = Run(absl::StrCat(target_, "--json put --trace ", kTrace));
+  const RunResult again = RunCli(absl::StrCat(target_, "--json put --trace ", kTrace));
   EXPECT_EQ(json::parse(again.output)["blocks_shared"], 27);
-  const RunResult list = Run(target_ + "--json ls");
+  const RunResult list = RunCli(target_ + "--json ls");
   ASSERT_EQ(list.exit_code, 0) << list.errors;
   EXPECT_EQ(json::parse(list.output)["blocks"].size(), 27u);
-  const RunResult stats = Run(target_ + "--json stats");
+  const RunResult stats = RunCli(target_ + "--json stats");
   EXPECT_EQ(json::parse(stats.output)["caches"][0]["device_slots_used"], 27);
-  EXPECT_THAT(Run(target_ + "ls").output, HasSubstr("device"));
-  EXPECT_THAT(Run(target_ + "stats").output, HasSubstr("SmolLM2-135M-Instruct"));
+  EXPECT_THAT(RunCli(target_ + "ls").output, HasSubstr("device"));
+  EXPECT_THAT(RunCli(target_ + "stats").output, HasSubstr("SmolLM2-135M-Instruct"));
 }
 
 TEST_F(CliTest, AttendShowsCertificatesAndRiskKnowsTheRequest) {
-  const RunResult attend =
-      Run(absl::StrCat(target_, "--json attend --trace ", kTrace, " --request cli-risk --layer 1"));
+  const RunResult attend = RunCli(
+      absl::StrCat(target_, "--json attend --trace ", kTrace, " --request cli-risk --layer 1"));
   ASSERT_EQ(attend.exit_code, 0) << attend.errors;
   const json certificates = json::parse(attend.output)["certificates"];
   ASSERT_EQ(certificates.size(), 9u);
@@ -85,10 +85,10 @@ TEST_F(CliTest, AttendShowsCertificatesAndRiskKnowsTheRequest) {
     EXPECT_EQ(certificate["outcome"], "certified");
     EXPECT_LE(certificate["worst_case_tv"], 0.2);
   }
-  const RunResult risk = Run(target_ + "--json risk cli-risk");
+  const RunResult risk = RunCli(target_ + "--json risk cli-risk");
   ASSERT_EQ(risk.exit_code, 0) << risk.errors;
   EXPECT_EQ(json::parse(risk.output)["read_count"], 9);
-  const RunResult list = Run(target_ + "--json risk --all");
+  const RunResult list = RunCli(target_ + "--json risk --all");
   EXPECT_EQ(json::parse(list.output)["risks"][0]["request"], "requests/cli-risk");
 }
 
@@ -96,27 +96,27 @@ TEST_F(CliTest, ATruncatedTraceIsAnErrorThatNamesIt) {
   const std::string path = absl::StrCat(::testing::TempDir(), "/truncated.safetensors");
   std::filesystem::copy_file(kTrace, path, std::filesystem::copy_options::overwrite_existing);
   std::filesystem::resize_file(path, 1000000);
-  const RunResult put = Run(absl::StrCat(target_, "put --trace ", path));
+  const RunResult put = RunCli(absl::StrCat(target_, "put --trace ", path));
   EXPECT_EQ(put.exit_code, 1);
   EXPECT_THAT(put.errors, HasSubstr("FILE_TRUNCATED"));
   EXPECT_THAT(put.errors, HasSubstr("truncated.safetensors"));
 }
 
 TEST(CliUsageTest, WrongArgumentsExitWithTwo) {
-  EXPECT_EQ(Run("").exit_code, 2);
-  EXPECT_EQ(Run("put").exit_code, 2);
-  EXPECT_EQ(Run("nonsense").exit_code, 2);
-  EXPECT_EQ(Run("--help").exit_code, 0);
+  EXPECT_EQ(RunCli("").exit_code, 2);
+  EXPECT_EQ(RunCli("put").exit_code, 2);
+  EXPECT_EQ(RunCli("nonsense").exit_code, 2);
+  EXPECT_EQ(RunCli("--help").exit_code, 0);
 }
 
 TEST(CliUsageTest, AServerThatIsNotThereExitsWithThree) {
-  const RunResult stats = Run("--timeout-ms 500 --target unix:/nonexistent/certkvd.sock stats");
+  const RunResult stats = RunCli("--timeout-ms 500 --target unix:/nonexistent/certkvd.sock stats");
   EXPECT_EQ(stats.exit_code, 3);
   EXPECT_THAT(stats.errors, HasSubstr("error:"));
 }
 
 TEST(CliUsageTest, CompletionKnowsTheSubcommands) {
-  const RunResult completion = Run("completion");
+  const RunResult completion = RunCli("completion");
   EXPECT_EQ(completion.exit_code, 0);
   for (const char* word : {"put", "attend", "risk", "demo", "--json", "--tv-tolerance"}) {
     EXPECT_THAT(completion.output, HasSubstr(word));
@@ -126,7 +126,7 @@ TEST(CliUsageTest, CompletionKnowsTheSubcommands) {
 TEST(ServerConfigTest, ATypoIsRefusedWithFileAndLine) {
   const std::string path = absl::StrCat(::testing::TempDir(), "/typo.yaml");
   std::ofstream(path) << "gate:\n  tv_tolerence: 0.1\n";
-  const RunResult check = Run(absl::StrCat("--check-config --config ", path), "certkvd");
+  const RunResult check = RunCli(absl::StrCat("--check-config --config ", path), "certkvd");
   EXPECT_NE(check.exit_code, 0);
   EXPECT_THAT(check.output + check.errors, HasSubstr("typo.yaml:2"));
   EXPECT_THAT(check.output + check.errors, HasSubstr("tv_tolerence"));
@@ -135,7 +135,7 @@ TEST(ServerConfigTest, ATypoIsRefusedWithFileAndLine) {
 // The whole main job on the real trace.
 TEST(DemoTest, NoBoundIsViolatedAndTheLadderClimbs) {
   const std::string path = absl::StrCat(::testing::TempDir(), "/demo-", getpid(), ".json");
-  const RunResult demo = Run(absl::StrCat("demo --json ", path));
+  const RunResult demo = RunCli(absl::StrCat("demo --json ", path));
   ASSERT_EQ(demo.exit_code, 0) << demo.errors << demo.output;
   EXPECT_THAT(demo.output, HasSubstr("violations"));
   std::ifstream file(path);
