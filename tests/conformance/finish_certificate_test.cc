@@ -1,0 +1,284 @@
+// FinishCertificate against enumeration of every set and every corner of the box, with masses that
+// are rounded as far as attend.h allows.
+#include "kernels/ops/finish_certificate.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "kernels/core/status.h"
+#include "kernels/ops/attend.h"
+
+namespace certkv::conformance {
+namespace {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+
+// Tokens of a small read, grouped into atoms, and what a kernel would report of them.
+struct SmallRead {
+  std::vector<std::vector<double>> logits;  // [atom][token]
+  std::vector<float> half_width;            // [atom]
+  std::vector<float> block_lse;
+  std::vector<float> block_max_logit;
+  int32_t sink_index = -1;
+
+  // Rounds lse and maximum by up to `share` of the slack, in any direction.
+  void Report(double share, std::mt19937_64* random) {
+    std::uniform_real_distribution<double> direction(-share, share);
+    for (const std::vector<double>& atom : logits) {
+      double max = -kInfinity;
+      for (const double logit : atom) max = std::max(max, logit);
+      double sum = 0;
+      for (const double logit : atom) sum += std::exp(logit - max);
+      const double lse = max + std::log(sum);
+      const double slack = BlockLseSlackNat(static_cast<float>(lse));
+      block_lse.push_back(static_cast<float>(lse + slack * direction(*random)));
+      block_max_logit.push_back(static_cast<float>(max + slack * direction(*random)));
+    }
+  }
+  FinishArgs args() const {
+    FinishArgs finish{};
+    finish.atom_count = static_cast<int32_t>(block_lse.size());
+    finish.block_lse = block_lse.data();
+    finish.block_max_logit = block_max_logit.data();
+    finish.logit_half_width = half_width.data();
+    finish.sink_index = sink_index;
+    finish.value_term = 0.25f;
+    finish.rounding_term = 0.125f;
+    finish.value_radius = 2.0f;
+    return finish;
+  }
+};
+
+// TV* over single tokens: every set S, at its own corner of the box.
+double EnumerateWorstTv(const SmallRead& read) {
+  std::vector<double> mass;
+  std::vector<double> half_width;
+  for (size_t a = 0; a < read.logits.size(); ++a) {
+    for (const double logit : read.logits[a]) {
+      mass.push_back(std::exp(logit));
+      half_width.push_back(read.half_width[a]);
+    }
+  }
+  double total = 0;
+  for (const double m : mass) total += m;
+  double worst = 0;
+  for (uint32_t set = 0; set < 1u << mass.size(); ++set) {
+    double inside = 0;
+    double outside = 0;
+    double served = 0;
+    for (size_t t = 0; t < mass.size(); ++t) {
+      const bool is_inside = (set >> t & 1) != 0;
+      (is_inside ? inside : outside) +=
+          mass[t] * std::exp(is_inside ? half_width[t] : -half_width[t]);
+      if (is_inside) served += mass[t] / total;
+    }
+    if (inside + outside > 0) worst = std::max(worst, inside / (inside + outside) - served);
+  }
+  return worst;
+}
+
+SmallRead RandomRead(std::mt19937_64* random, double spread_nat, double half_width_max) {
+  std::uniform_real_distribution<double> unit(0, 1);
+  SmallRead read;
+  const int atom_count = 1 + static_cast<int>(unit(*random) * 4);
+  for (int a = 0; a < atom_count; ++a) {
+    std::vector<double> atom;
+    const int token_count = 1 + static_cast<int>(unit(*random) * 3);
+    for (int t = 0; t < token_count; ++t) atom.push_back(spread_nat * unit(*random));
+    read.logits.push_back(atom);
+    read.half_width.push_back(static_cast<float>(half_width_max * unit(*random)));
+  }
+  return read;
+}
+
+class FinishCertificateTest : public ::testing::TestWithParam<Backend> {
+ protected:
+  Certificate Finish(const FinishArgs& args) {
+    Certificate certificate;
+    const absl::Status status = FinishCertificate(GetParam(), args, &workspace_, &certificate);
+    EXPECT_TRUE(status.ok()) << status;
+    return certificate;
+  }
+
+  FinishWorkspace workspace_;
+};
+
+TEST_P(FinishCertificateTest, CoversEveryCornerUnderRoundedMasses) {
+  std::mt19937_64 random(17);
+  for (int n = 0; n < 4000; ++n) {
+    SmallRead read = RandomRead(&random, n % 3 == 0 ? 14 : 3, n % 2 == 0 ? 0.3 : 2);
+    read.Report(1.0, &random);
+    FinishArgs args = read.args();
+    args.tv_tolerance = n % 4 == 0 ? 0.2f : 0.0f;
+    ASSERT_GE(Finish(args).worst_case_tv, EnumerateWorstTv(read)) << "case " << n;
+  }
+}
+
+// An atom of one heavy token and a rest that is smaller than the rounding of its mass.
+TEST_P(FinishCertificateTest, CoversWhenTheRestOfAnAtomIsBelowItsRounding) {
+  std::mt19937_64 random(18);
+  std::uniform_real_distribution<double> unit(0, 1);
+  for (int n = 0; n < 2000; ++n) {
+    SmallRead read;
+    const double rest = -6 - 8 * unit(random);
+    read.logits = {{0, rest, rest}, {-3 * unit(random)}, {-2, -2.5}};
+    for (int a = 0; a < 3; ++a) read.half_width.push_back(static_cast<float>(1.5 * unit(random)));
+    read.Report(1.0, &random);
+    ASSERT_GE(Finish(read.args()).worst_case_tv, EnumerateWorstTv(read)) << "case " << n;
+  }
+}
+
+TEST_P(FinishCertificateTest, IsTightWhenAtomsAreTokens) {
+  std::mt19937_64 random(19);
+  for (int n = 0; n < 500; ++n) {
+    SmallRead read = RandomRead(&random, 2, 0.4);
+    for (std::vector<double>& atom : read.logits) atom.resize(1);
+    read.Report(0.0, &random);
+    // 2^-14 for masses and for each half-width, the price of heavy tokens, 1e-4 for the gap.
+    ASSERT_LE(Finish(read.args()).worst_case_tv, EnumerateWorstTv(read) + 2e-3) << "case " << n;
+  }
+}
+
+TEST_P(FinishCertificateTest, MeetsAToleranceThatTheTightestMeets) {
+  std::mt19937_64 random(20);
+  for (int n = 0; n < 500; ++n) {
+    SmallRead read = RandomRead(&random, 5, 0.6);
+    read.Report(0.5, &random);
+    FinishArgs args = read.args();
+    const float tightest = Finish(args).worst_case_tv;
+    args.tv_tolerance = std::min(1.0f, tightest * 1.01f + 0.001f);
+    ASSERT_LE(Finish(args).worst_case_tv, args.tv_tolerance) << "case " << n;
+  }
+}
+
+TEST_P(FinishCertificateTest, HeavySinkCostsNothing) {
+  SmallRead read;
+  read.logits = {{0.0}, {1.0}, {9.0}};
+  read.half_width = {0.5f, 0.5f, 0.0f};
+  std::mt19937_64 random(1);
+  read.Report(0.0, &random);
+  read.sink_index = 2;
+  const Certificate certificate = Finish(read.args());
+  EXPECT_GE(certificate.worst_case_tv, EnumerateWorstTv(read));
+  EXPECT_LE(certificate.worst_case_tv, 0.001f);
+}
+
+TEST_P(FinishCertificateTest, OutputBoundAddsItsThreeTerms) {
+  SmallRead read;
+  read.logits = {{0.0}, {0.5}};
+  read.half_width = {0.1f, 0.1f};
+  std::mt19937_64 random(1);
+  read.Report(0.0, &random);
+  const Certificate certificate = Finish(read.args());
+  const double expected = 0.25 + 2 * double{certificate.worst_case_tv} * 2.0 + 0.125;
+  EXPECT_GE(certificate.output_error_bound, expected);
+  EXPECT_LE(certificate.output_error_bound, expected * 1.0001);
+  EXPECT_EQ(certificate.value_term, 0.25f);
+  EXPECT_EQ(certificate.value_radius, 2.0f);
+}
+
+TEST_P(FinishCertificateTest, IgnoresEmptyAtoms) {
+  SmallRead read;
+  read.logits = {{0.0}, {0.5}};
+  read.half_width = {0.1f, 0.1f};
+  std::mt19937_64 random(1);
+  read.Report(0.0, &random);
+  const float expected = Finish(read.args()).worst_case_tv;
+  read.block_lse.insert(read.block_lse.begin() + 1, -kInfinity);
+  read.block_max_logit.insert(read.block_max_logit.begin() + 1, -kInfinity);
+  read.half_width.insert(read.half_width.begin() + 1, 0.0f);
+  EXPECT_EQ(Finish(read.args()).worst_case_tv, expected);
+}
+
+struct Unknown {
+  const char* name;
+  void (*change)(SmallRead* read, FinishArgs* args);
+  float worst_case_tv_min;
+  float output_bound_min;
+};
+
+TEST_P(FinishCertificateTest, WhatCannotBeComputedIsTheWorstCase) {
+  constexpr Unknown kUnknowns[] = {
+      {"lse NaN", [](SmallRead* r, FinishArgs*) { r->block_lse[0] = kNan; }, 1, kInfinity},
+      {"lse infinite", [](SmallRead* r, FinishArgs*) { r->block_lse[1] = kInfinity; }, 1,
+       kInfinity},
+      {"no token",
+       [](SmallRead* r, FinishArgs*) { r->block_lse[0] = r->block_lse[1] = -kInfinity; }, 1,
+       kInfinity},
+      {"half-width NaN", [](SmallRead* r, FinishArgs*) { r->half_width[0] = kNan; }, 1, 4},
+      {"half-width negative", [](SmallRead* r, FinishArgs*) { r->half_width[0] = -1; }, 1, 4},
+      {"half-width infinite", [](SmallRead* r, FinishArgs*) { r->half_width[0] = kInfinity; }, 1,
+       4},
+      {"maximum NaN", [](SmallRead* r, FinishArgs*) { r->block_max_logit[0] = kNan; }, 0, 0},
+      {"radius infinite", [](SmallRead*, FinishArgs* a) { a->value_radius = kInfinity; }, 0,
+       kInfinity},
+      {"radius NaN", [](SmallRead*, FinishArgs* a) { a->value_radius = kNan; }, 0, kInfinity},
+      {"value term NaN", [](SmallRead*, FinishArgs* a) { a->value_term = kNan; }, 0, kInfinity},
+      {"rounding NaN", [](SmallRead*, FinishArgs* a) { a->rounding_term = kNan; }, 0, kInfinity},
+  };
+  for (const Unknown& unknown : kUnknowns) {
+    SCOPED_TRACE(unknown.name);
+    SmallRead read;
+    read.logits = {{0.0}, {0.5}};
+    read.half_width = {0.1f, 0.1f};
+    std::mt19937_64 random(1);
+    read.Report(0.0, &random);
+    FinishArgs args = read.args();
+    unknown.change(&read, &args);
+    const Certificate certificate = Finish(args);
+    EXPECT_GE(certificate.worst_case_tv, unknown.worst_case_tv_min);
+    EXPECT_LE(certificate.worst_case_tv, 1.0f);
+    EXPECT_GE(certificate.output_error_bound, unknown.output_bound_min);
+  }
+}
+
+TEST_P(FinishCertificateTest, NanMaximumNeverMakesTheBoundSmaller) {
+  SmallRead read;
+  read.logits = {{0.0}, {0.5}};
+  read.half_width = {0.3f, 0.3f};
+  std::mt19937_64 random(1);
+  read.Report(0.0, &random);
+  read.block_max_logit = {kNan, kInfinity};
+  EXPECT_GE(Finish(read.args()).worst_case_tv, EnumerateWorstTv(read));
+}
+
+TEST_P(FinishCertificateTest, RefusesBadArguments) {
+  SmallRead read;
+  read.logits = {{0.0}};
+  read.half_width = {0.1f};
+  std::mt19937_64 random(1);
+  read.Report(0.0, &random);
+  const auto reason = [&](const FinishArgs& args) {
+    Certificate certificate;
+    return ReasonOf(FinishCertificate(GetParam(), args, &workspace_, &certificate));
+  };
+  FinishArgs args = read.args();
+  EXPECT_EQ(reason(args), "");
+  args.atom_count = 0;
+  EXPECT_EQ(reason(args), "FINISH_ARGS_INVALID");
+  args = read.args();
+  args.block_lse = nullptr;
+  EXPECT_EQ(reason(args), "FINISH_ARGS_INVALID");
+  args = read.args();
+  args.sink_index = 1;
+  EXPECT_EQ(reason(args), "FINISH_ARGS_INVALID");
+  args = read.args();
+  args.tv_tolerance = kNan;
+  EXPECT_EQ(reason(args), "FINISH_ARGS_INVALID");
+  Certificate certificate;
+  EXPECT_EQ(ReasonOf(FinishCertificate(GetParam(), read.args(), nullptr, &certificate)),
+            "FINISH_ARGS_INVALID");
+}
+
+INSTANTIATE_TEST_SUITE_P(Backends, FinishCertificateTest,
+                         ::testing::Values(Backend::kReference, Backend::kCpu),
+                         [](const auto& info) { return BackendName(info.param); });
+
+}  // namespace
+}  // namespace certkv::conformance
