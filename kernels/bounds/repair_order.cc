@@ -135,6 +135,11 @@ RepairChoice ChooseValueRepairs(const ValueRepairInput& input, std::vector<int32
   OrderByScore(input.block_mass.size(), term, order);
   double mass = 0;
   for (const double m : input.block_mass) mass += KnownOrInfinity(m);
+  // With an unknown mass only a sum of 0 is known to be small.
+  const auto mean = [&](double sum) {
+    if (sum == 0) return 0.0;
+    return mass < kUnknownBound ? RoundUp(sum / mass) : kUnknownBound;
+  };
   // What is left after repairing the first k blocks, summed from the smallest term: a difference
   // from the whole would lose small remainders next to a large repaired term.
   const auto count = static_cast<int32_t>(order->size());
@@ -142,12 +147,12 @@ RepairChoice ChooseValueRepairs(const ValueRepairInput& input, std::vector<int32
   int32_t first_kept = count;
   while (first_kept > 0) {
     const double with_next = left + term((*order)[first_kept - 1]);
-    if (!(RoundUp(with_next / mass) <= input.value_term_max)) break;
+    if (!(mean(with_next) <= input.value_term_max)) break;
     left = with_next;
     --first_kept;
   }
   choice.block_count = first_kept;
-  choice.predicted = RoundUp(left / mass);
+  choice.predicted = mean(left);
   choice.meets_target = choice.predicted <= input.value_term_max;
   return choice;
 }

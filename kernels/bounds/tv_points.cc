@@ -34,10 +34,6 @@ void SortTokens(std::array<TvToken, kTvHeavyTokensMax>* tokens, int32_t count, K
   }
 }
 
-double HeightMinusOne(double share, double multiplier, double grown, double shrunk) {
-  return multiplier * ((1 - share) * grown + share * shrunk) - 1;
-}
-
 }  // namespace
 
 struct TvAtomBins::Grid {
@@ -313,20 +309,25 @@ void TvAtomBins::BuildPoints(int32_t token_count, TvPoints* points) const {
   points->shrunk_total = std::max(0.0, points->shrunk_from[0] - extra_shrunk);
 }
 
-// What the adversary gains in `cell` from the spread to its edges, at most: the atoms are worth at
-// least as much as their mean (Jensen).
-double TvAtomBins::SplitCost(const Cell& cell, double share, double multiplier) const {
+// What the adversary gains in `cell` from the spread to its edges, at most, when the threshold lies
+// in it: with the multiplier at the mean, the mean itself is worth 0 (and by Jensen the atoms are
+// worth no less), while the edges are worth this. The multiplier found for the spread problem would
+// not do: it lies on an edge and hides the gain.
+double TvAtomBins::SplitCost(const Cell& cell, double share) const {
   if (cell.high_bits - cell.low_bits < 2 || cell.low_bits == 0) return 0;
   const Edge low = EdgeAt(cell.low_bits);
   const Edge high = EdgeAt(cell.high_bits);
   const double mean = std::clamp(cell.moment / cell.mass, low.half_width, high.half_width);
   const double high_part = (mean - low.half_width) / (high.half_width - low.half_width);
-  const auto worth = [&](double grown, double shrunk) {
-    return std::max(0.0, HeightMinusOne(share, multiplier, grown, shrunk));
+  const auto height = [&](double grown, double shrunk) {
+    return (1 - share) * grown + share * shrunk;
   };
-  const double spread =
-      (1 - high_part) * worth(low.grown, low.shrunk) + high_part * worth(high.grown, high.shrunk);
-  return (spread - worth(std::exp(mean), std::exp(-mean))) * cell.mass / total_mass_;
+  const double at_mean = height(std::exp(mean), std::exp(-mean));
+  const auto worth = [&](const Edge& edge) {
+    return std::max(0.0, height(edge.grown, edge.shrunk) / at_mean - 1);
+  };
+  const double spread = (1 - high_part) * worth(low) + high_part * worth(high);
+  return spread * cell.mass / total_mass_;
 }
 
 // The first cell whose high edge is not below `half_width`.
@@ -357,7 +358,7 @@ bool TvAtomBins::Refine(const TvAtoms<Mass, HalfWidth>& atoms, double share, dou
     const int32_t first = CellAbove(threshold * (1 - 1e-6));
     for (int32_t k = std::min(first + 1, cell_count_ - 1); k >= first; --k) {
       if (refined_count_ == kRefinedMax) return split;
-      if (!(SplitCost(cells_[k], share, multiplier) > cost_max)) continue;
+      if (!(SplitCost(cells_[k], share) > cost_max)) continue;
       SplitCell(atoms, k);
       split = true;
     }

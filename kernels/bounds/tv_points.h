@@ -121,7 +121,7 @@ class TvAtomBins {
   void CollectCells();
   double SumMass() const;
   int32_t CellAbove(double half_width) const;
-  double SplitCost(const Cell& cell, double share, double multiplier) const;
+  double SplitCost(const Cell& cell, double share) const;
   template <typename Mass, typename HalfWidth>
   void SplitCell(const TvAtoms<Mass, HalfWidth>& atoms, int32_t index);
 

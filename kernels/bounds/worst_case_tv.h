@@ -21,17 +21,18 @@
 //     tokens of mass >= 1/64 are put wholly into S or out of it, in all 2^H ways, only when the
 //     relaxation alone misses the tolerance, one token more at a time until it is met.
 //
-// Rounding: up. Sums of n doubles of one sign lose n 2^-53 of themselves, exp 2^-52; each bound
-// adds
-//   (n + 64) 2^-51 of the terms it was summed from. The result is never below the exact maximum
-//   over sets and never above 1, and it exceeds the relaxation by `gap` and the bins by about as
-//   much.
+// Rounding: up. A sum of n doubles of one sign loses n 2^-53 of itself, exp 2^-52, and every bound
+//   is raised by (n + 64) 2^-51 of the terms it was summed from, times 1 + c_max with bins. So the
+//   result is never below the exact maximum over sets; it is never above 1. It exceeds the
+//   relaxation by at most `gap`, and by about half of it more with bins.
 // Bad input is the worst case, never less:
-//   NaN anywhere, a negative or infinite mass, masses that sum to 0 or overflow, no atom, or spans
-//   of different lengths -> 1;  a negative half-width -> +infinity;  +infinity or anything above
-//   kTvHalfWidthMax = 256 nats -> its limit, an atom that can take all the probability. An atom of
-//   mass 0 is absent. A mass that underflowed is not 0: pass doubles when logits differ by 80 nats.
-// Inexact masses: a relative error rho of every mass is covered by adding rho to every half-width.
+//   NaN anywhere, a negative or infinite mass, masses that sum to 0, no atom, or spans of different
+//   lengths -> 1;  a negative half-width -> +infinity;  +infinity or anything from
+//   kTvHalfWidthMax = 256 nats on -> its limit, an atom that can take all the probability. An atom
+//   of mass 0 is absent. A mass that underflowed is not 0: pass doubles when logits differ by 80
+//   nats.
+// Inexact masses: when each is within a factor e^rho of p^, add rho to every half-width. The bound is
+//   then on the total variation between p and the masses as given, normalised.
 // Errors: none. Threads: a workspace serves one call at a time. Does not block.
 #ifndef CERTKV_KERNELS_BOUNDS_WORST_CASE_TV_H_
 #define CERTKV_KERNELS_BOUNDS_WORST_CASE_TV_H_

@@ -1,0 +1,322 @@
+// TV* on the golden cases, bad and extreme input, and the laziness of the enumeration. Random cases
+// are in worst_case_tv_property_test.
+#include "kernels/bounds/worst_case_tv.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "tests/support/bound_checker.h"
+#include "tests/support/worst_case_tv_golden.h"
+#include "tests/support/worst_case_tv_reference.h"
+
+namespace certkv {
+namespace {
+
+constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+constexpr double kInf = std::numeric_limits<double>::infinity();
+// Enumeration in long double is off by under 2^12 sets' sums of 20 terms: far below this.
+constexpr double kExactRounding = 1e-9;
+
+double Tv(const std::vector<double>& mass, const std::vector<double>& half_width,
+          const WorstCaseTvOptions& options = {}) {
+  return WorstCaseTv(TvAtoms<double, double>{mass, half_width, {}}, options).worst_case_tv;
+}
+
+double TvAlone(const std::vector<double>& mass, const std::vector<double>& half_width) {
+  WorstCaseTvOptions options;
+  options.heavy_tokens_max = 0;
+  return Tv(mass, half_width, options);
+}
+
+std::vector<TvGoldenCase> GoldenCases() {
+  return LoadTvGoldenCases(std::string(CERTKV_SOURCE_DIR) + "/tests/golden/worst_case_tv.json");
+}
+
+BoundCheck GoldenCheck(const TvGoldenCase& golden, double bound) {
+  // 1e-3: the golden file's own grid gap of 2^-12 and ours of 1e-4.
+  return {bound, golden.exact, kExactRounding, golden.upper + 1e-3};
+}
+
+TEST(WorstCaseTvTest, CoversTheExactValueOfEveryGoldenCaseAndIsTight) {
+  const std::vector<TvGoldenCase> cases = GoldenCases();
+  ASSERT_EQ(cases.size(), 103u);
+  for (const TvGoldenCase& golden : cases) {
+    const double bound = Tv(golden.mass, golden.half_width);
+    EXPECT_EQ(CheckBound(GoldenCheck(golden, bound)), BoundViolation::kNone)
+        << golden.kind << ", " << golden.mass.size() << " tokens: bound " << bound << ", exact "
+        << golden.exact << ", upper " << golden.upper;
+  }
+}
+
+TEST(WorstCaseTvTest, CoversTheExactValueOfEveryGoldenCaseWithFloatInput) {
+  for (const TvGoldenCase& golden : GoldenCases()) {
+    const std::vector<float> mass(golden.mass.begin(), golden.mass.end());
+    const std::vector<float> half_width(golden.half_width.begin(), golden.half_width.end());
+    const double exact = WorstCaseTvByEnumeration({mass.begin(), mass.end()},
+                                                  {half_width.begin(), half_width.end()});
+    const double bound = WorstCaseTv(TvAtoms<float, float>{mass, half_width, {}}).worst_case_tv;
+    EXPECT_EQ(CheckBound({bound, exact, kExactRounding, golden.upper + 1e-3}),
+              BoundViolation::kNone)
+        << golden.kind << ": bound " << bound << ", exact " << exact;
+  }
+}
+
+TEST(WorstCaseTvTest, RelaxationAloneMatchesTheGoldenFractionalValue) {
+  for (const TvGoldenCase& golden : GoldenCases()) {
+    const double bound = TvAlone(golden.mass, golden.half_width);
+    EXPECT_EQ(CheckBound({bound, golden.exact, kExactRounding, golden.fractional + 1e-3}),
+              BoundViolation::kNone)
+        << golden.kind << ": bound " << bound << ", fractional " << golden.fractional;
+  }
+}
+
+// The canary: half of a sound bound must not pass the check that guards the sound one.
+TEST(WorstCaseTvTest, CheckerCatchesABoundThatIsHalved) {
+  int caught = 0;
+  int nonzero = 0;
+  for (const TvGoldenCase& golden : GoldenCases()) {
+    if (!(golden.exact > 2e-3)) continue;
+    ++nonzero;
+    const double halved = Tv(golden.mass, golden.half_width) / 2;
+    if (CheckBound(GoldenCheck(golden, halved)) == BoundViolation::kBelowExact) ++caught;
+  }
+  EXPECT_GE(nonzero, 50);
+  // Where splitting doubles the bound, half of it is above the exact value again: that is not
+  // unsound, and rare.
+  EXPECT_GE(caught, nonzero * 9 / 10);
+}
+
+TEST(WorstCaseTvTest, EqualHalfWidthsGiveTanhOfHalf) {
+  for (const double c : {1e-3, 0.05, 0.2, 0.4, 1.0, 3.0, 10.0}) {
+    for (const size_t count : {100u, 1000u}) {  // exact atoms and bins
+      const std::vector<double> mass(count, 1.0);
+      const std::vector<double> half_width(count, c);
+      const double bound = Tv(mass, half_width);
+      EXPECT_GE(bound, std::tanh(c / 2) - 1.0 / static_cast<double>(count)) << c;
+      EXPECT_LE(bound, std::tanh(c / 2) + 1.5e-4) << "c " << c << ", count " << count;
+    }
+  }
+}
+
+TEST(WorstCaseTvTest, IsZeroWhenEveryHalfWidthIsZero) {
+  EXPECT_LE(Tv({0.2, 0.3, 0.5}, {0, 0, 0}), 1e-12);
+  EXPECT_LE(Tv(std::vector<double>(1000, 1.0), std::vector<double>(1000, 0.0)), 1e-9);
+}
+
+TEST(WorstCaseTvTest, NegativeZeroIsZero) {
+  EXPECT_LE(Tv({0.5, 0.5}, {-0.0, 0.0}), 1e-12);
+  EXPECT_LE(Tv({-0.0, 0.5, 0.5}, {1, 0, 0}), 1e-12);
+}
+
+TEST(WorstCaseTvTest, OneTokenCannotMove) { EXPECT_LE(Tv({0.7}, {3.0}), 1e-12); }
+
+TEST(WorstCaseTvTest, ThresholdSetsAloneWouldMissTheSmallToken) {
+  EXPECT_GE(Tv({0.99, 0.01}, {10, 5}), 0.9899697);
+}
+
+TEST(WorstCaseTvTest, IsOneWhenNothingIsKnown) {
+  EXPECT_EQ(Tv({}, {}), 1);
+  EXPECT_EQ(Tv({0, 0}, {0.1, 0.1}), 1);
+  EXPECT_EQ(Tv({0.5, 0.5}, {0.1}), 1);
+  EXPECT_EQ(Tv({kInf, 1}, {0.1, 0.1}), 1);
+  EXPECT_EQ(Tv({1e308, kInf}, {0.1, 0.1}), 1);
+}
+
+TEST(WorstCaseTvTest, IsOneWhenAnythingIsNanOrAMassIsNegative) {
+  for (const size_t count : {2u, 64u, 200u, 1000u}) {
+    for (const size_t place : {size_t{0}, count / 2, count - 1}) {
+      std::vector<double> mass(count, 1.0);
+      std::vector<double> half_width(count, 0.01);
+      half_width[place] = kNan;
+      EXPECT_EQ(Tv(mass, half_width), 1) << count << " " << place;
+      half_width[place] = -kNan;
+      EXPECT_EQ(Tv(mass, half_width), 1) << count << " " << place;
+      mass[place] = 0;
+      EXPECT_EQ(Tv(mass, half_width), 1) << "with mass 0";
+      half_width[place] = 0.01;
+      mass[place] = kNan;
+      EXPECT_EQ(Tv(mass, half_width), 1) << count << " " << place;
+      mass[place] = -1e-3;
+      EXPECT_EQ(Tv(mass, half_width), 1) << count << " " << place;
+      mass[place] = 1;
+      EXPECT_LT(Tv(mass, half_width), 0.01) << "the same without the defect";
+    }
+  }
+}
+
+TEST(WorstCaseTvTest, NegativeHalfWidthCountsAsInfinite) {
+  for (const double c : {-1e-300, -1e-9, -1.0, -kInf}) {
+    EXPECT_EQ(Tv({0.25, 0.75}, {c, 0.1}), Tv({0.25, 0.75}, {kInf, 0.1})) << c;
+  }
+}
+
+TEST(WorstCaseTvTest, InfiniteHalfWidthsGiveTheLimit) {
+  // The atom in S takes everything: 1 - m of the smallest token.
+  EXPECT_NEAR(Tv({0.5, 0.5}, {kInf, kInf}), 0.5, 1e-12);
+  EXPECT_NEAR(Tv({0.25, 0.75}, {kInf, 0}), 0.75, 1e-12);
+  EXPECT_EQ(Tv({1e-3, 1}, {kInf, 0}), 1);  // too light to be whole: the relaxation splits it
+  EXPECT_LE(Tv({1}, {kInf}), 1e-12);
+  EXPECT_EQ(TvAlone({0.5, 0.5}, {kInf, kInf}), 1);
+}
+
+TEST(WorstCaseTvTest, AbsentAtomsDoNotMatterWhateverTheirHalfWidth) {
+  const double without = Tv({0.5, 0.5}, {0.1, 0.1});
+  EXPECT_NEAR(Tv({0.5, 0, 0.5}, {0.1, kInf, 0.1}), without, 1e-12);
+  EXPECT_NEAR(Tv({0.5, 0, 0.5}, {0.1, 1e3, 0.1}), without, 1e-12);
+}
+
+TEST(WorstCaseTvTest, HugeHalfWidthsAndTinyMassesAreNeverLessThanTheLimit) {
+  EXPECT_EQ(Tv({1e-300, 1}, {1e3, 0}), 1);
+  EXPECT_NEAR(Tv({0.5, 0.5}, {1e3, 1e3}), 0.5, 1e-12);
+  for (const double c : {255.9, 256.0, 300.0, 700.0, 1e3, 1e30, 1e300}) {
+    const double exact = WorstCaseTvByEnumeration({0.3, 0.3, 0.4}, {c, c, 0.1});
+    const double bound = Tv({0.3, 0.3, 0.4}, {c, c, 0.1});
+    EXPECT_EQ(CheckBound({bound, exact, kExactRounding, exact + 1e-3}), BoundViolation::kNone)
+        << c << ": " << bound << " " << exact;
+  }
+}
+
+TEST(WorstCaseTvTest, ScaleOfTheMassesDoesNotMatter) {
+  const std::vector<double> mass = {0.2, 0.3, 0.1, 0.4};
+  const std::vector<double> half_width = {0.1, 0.5, 0.3, 0.2};
+  const double expected = Tv(mass, half_width);
+  std::vector<double> many_masses;
+  std::vector<double> many_widths;
+  for (int i = 0; i < 400; ++i) {
+    many_masses.push_back(1 + i % 7);
+    many_widths.push_back(0.01 * (1 + i % 50));
+  }
+  const double expected_many = Tv(many_masses, many_widths);
+  for (const int exponent : {-1000, -600, -100, 100, 600, 1000}) {
+    std::vector<double> scaled = mass;
+    for (double& m : scaled) m = std::ldexp(m, exponent);
+    EXPECT_NEAR(Tv(scaled, half_width), expected, 1e-12) << exponent;
+    scaled = many_masses;
+    for (double& m : scaled) m = std::ldexp(m, exponent);
+    EXPECT_NEAR(Tv(scaled, many_widths), expected_many, 1e-12) << exponent;
+  }
+}
+
+TEST(WorstCaseTvTest, MassesWhoseSumOverflowsAreScaled) {
+  EXPECT_NEAR(Tv({1e308, 1e308}, {0.1, 0.1}), Tv({1, 1}, {0.1, 0.1}), 1e-12);
+}
+
+TEST(WorstCaseTvTest, AnAtomOfManyTokensIsNotTakenForAHeavyToken) {
+  // 1000 tokens of equal mass in two blocks: no token matters, tanh(1/2) can nearly be reached,
+  // and treating a block as one token would say tanh-like 0.23 less.
+  const std::vector<double> mass = {0.9, 0.1};
+  const std::vector<double> half_width = {1.0, 1.0};
+  const std::vector<double> top = {0.001, 0.001};
+  const double blocks = WorstCaseTv(TvAtoms<double, double>{mass, half_width, top}).worst_case_tv;
+  EXPECT_GE(blocks, std::tanh(0.5) - 0.001);
+  EXPECT_LT(Tv(mass, half_width), std::tanh(0.5) - 0.1);
+}
+
+TEST(WorstCaseTvTest, TopTokenMassOutsideItsRangeIsClampedOrRefused) {
+  const std::vector<double> mass = {0.9, 0.1};
+  const std::vector<double> half_width = {1.0, 1.0};
+  const auto with_top = [&](std::vector<double> top) {
+    return WorstCaseTv(TvAtoms<double, double>{mass, half_width, top}).worst_case_tv;
+  };
+  EXPECT_EQ(with_top({0.95, 0.2}), Tv(mass, half_width));
+  EXPECT_EQ(with_top({kNan, 0.1}), 1);
+  EXPECT_EQ(with_top({-0.1, 0.1}), 1);
+  EXPECT_EQ(with_top({0.9}), 1);
+}
+
+TEST(WorstCaseTvTest, EnumeratesNothingWhenTheRelaxationMeetsTheTolerance) {
+  WorstCaseTvOptions options;
+  options.tolerance = 0.2;
+  const std::vector<double> mass = {0.5, 0.3, 0.2};
+  const std::vector<double> half_width = {0.1, 0.1, 0.1};
+  const auto result = WorstCaseTv(TvAtoms<double, double>{mass, half_width, {}}, options);
+  EXPECT_TRUE(result.met_tolerance);
+  EXPECT_EQ(result.heavy_tokens_used, 0);
+}
+
+TEST(WorstCaseTvTest, EnumeratesOnlyAsManyTokensAsTheToleranceNeeds) {
+  // A sink of 97 % whose logit moves by 1, and light tokens: the relaxation splits the sink.
+  std::vector<double> mass = {0.97};
+  std::vector<double> half_width = {1.0};
+  for (int i = 0; i < 30; ++i) {
+    mass.push_back(0.001);
+    half_width.push_back(0.1);
+  }
+  WorstCaseTvOptions options;
+  options.tolerance = 0.1;
+  const auto result = WorstCaseTv(TvAtoms<double, double>{mass, half_width, {}}, options);
+  EXPECT_GT(TvAlone(mass, half_width), 0.4);
+  EXPECT_TRUE(result.met_tolerance);
+  EXPECT_LE(result.worst_case_tv, 0.1);
+  EXPECT_EQ(result.heavy_tokens_used, 1);
+}
+
+TEST(WorstCaseTvTest, ReturnsTheRelaxationWhenNoEnumerationCanMeetTheTolerance) {
+  WorstCaseTvOptions options;
+  options.tolerance = 0.1;
+  const std::vector<double> mass = {0.5, 0.3, 0.2};
+  const std::vector<double> half_width = {1, 1, 1};
+  const auto result = WorstCaseTv(TvAtoms<double, double>{mass, half_width, {}}, options);
+  EXPECT_FALSE(result.met_tolerance);
+  EXPECT_GE(result.worst_case_tv, WorstCaseTvByEnumeration(mass, half_width));
+  EXPECT_LE(result.worst_case_tv, TvAlone(mass, half_width));
+}
+
+TEST(WorstCaseTvTest, WorkspaceIsCleanAfterEveryKindOfInput) {
+  WorstCaseTvWorkspace workspace;
+  std::vector<double> mass;
+  std::vector<double> half_width;
+  for (int i = 0; i < 777; ++i) {
+    mass.push_back(1 + i % 5);
+    half_width.push_back(1e-6 * std::pow(1.03, i % 400));
+  }
+  const double expected = Tv(mass, half_width);
+  const auto run = [&](const std::vector<double>& m, const std::vector<double>& c) {
+    return WorstCaseTv(TvAtoms<double, double>{m, c, {}}, {}, &workspace).worst_case_tv;
+  };
+  const std::vector<double> bad_values = {kNan, -kNan, kInf, -1.0, 0.0, -0.0, 1e-300, 1e3};
+  for (const double bad : bad_values) {
+    for (const size_t place : {size_t{3}, size_t{500}}) {
+      std::vector<double> broken = mass;
+      broken[place] = bad;
+      run(broken, half_width);
+      EXPECT_EQ(run(mass, half_width), expected) << "after mass " << bad;
+      broken = half_width;
+      broken[place] = bad;
+      run(mass, broken);
+      EXPECT_EQ(run(mass, half_width), expected) << "after half-width " << bad;
+    }
+  }
+}
+
+TEST(MixWithSkippedTest, RoundsUpAndStaysInRange) {
+  EXPECT_EQ(MixWithSkipped(0, 0.25), std::nextafter(0.25, 1.0));
+  EXPECT_EQ(MixWithSkipped(0, 0), 0);
+  EXPECT_EQ(MixWithSkipped(1, 0.3), 1);
+  EXPECT_NEAR(MixWithSkipped(0.1, 0.2), 0.28, 1e-15);
+  EXPECT_GE(MixWithSkipped(0.1, 0.2), 0.1 + 0.9 * 0.2);
+  for (const double bad : {kNan, -0.1, 1.1, kInf}) {
+    EXPECT_EQ(MixWithSkipped(bad, 0), 1) << bad;
+    EXPECT_EQ(MixWithSkipped(0.5, bad), 1) << bad;
+  }
+}
+
+TEST(SkippedShareTest, IsTheShareRoundedUp) {
+  EXPECT_GE(SkippedShare(0, 0), 0.5);
+  EXPECT_LE(SkippedShare(0, 0), 0.5 * (1 + 0x1p-17));
+  EXPECT_EQ(SkippedShare(-kInf, 0), 0);
+  EXPECT_EQ(SkippedShare(-kInf, -kInf), 0);
+  EXPECT_EQ(SkippedShare(0, -kInf), 1);
+  EXPECT_EQ(SkippedShare(kInf, kInf), 1);
+  EXPECT_EQ(SkippedShare(kNan, 0), 1);
+  EXPECT_EQ(SkippedShare(0, kNan), 1);
+  EXPECT_GT(SkippedShare(-2000, 2000), 0);  // not 0: something was skipped
+  EXPECT_GE(SkippedShare(-2, 3), 1 / (1 + std::exp(5.0)));
+}
+
+}  // namespace
+}  // namespace certkv
