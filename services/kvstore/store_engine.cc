@@ -191,6 +191,12 @@ absl::StatusOr<std::shared_ptr<SlabMemory>> StoreEngine::FindStaging(SessionId s
                                                                      int64_t staging_id) {
   Lock lock(this);
   CERTKV_ASSIGN_OR_RETURN(Session * session, FindSession(session_id, ReadClock()));
+  if (session->role != SessionRole::kReader) {
+    return MakeError(absl::StatusCode::kPermissionDenied, "ROLE_FORBIDS",
+                     absl::StrCat("session of ", session->worker_name,
+                                  " is a WORKER, which may not read another's staging memory; "
+                                  "attach as a READER"));
+  }
   const Session* owner = sessions_.FindByStagingId(staging_id);
   if (owner == nullptr || owner->cache != session->cache) {
     return MakeError(absl::StatusCode::kNotFound, "STAGING_NOT_FOUND",

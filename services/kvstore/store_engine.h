@@ -139,8 +139,8 @@ class StoreEngine {
   // Binds the session to a connection of the descriptor socket.
   // Errors: Unauthenticated [FD_TOKEN_INVALID], no such session or already connected.
   absl::StatusOr<SessionSlabs> ConnectSession(absl::string_view fd_token);
-  // Another worker's staging memory, for a connected session of the same cache.
-  // Errors: NotFound [STAGING_NOT_FOUND].
+  // A worker's staging memory, for a reader of the same cache. Errors: NotFound
+  // [STAGING_NOT_FOUND]; PermissionDenied [ROLE_FORBIDS], the session is a worker.
   absl::StatusOr<std::shared_ptr<SlabMemory>> FindStaging(SessionId session, int64_t staging_id);
   // Expires leases and drops sessions that never connected. To be called every now and then.
   void Tick();

@@ -1,0 +1,203 @@
+// The engine's small tables: staging slots, leases, sessions, events, threads.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <numeric>
+#include <thread>
+
+#include "absl/synchronization/notification.h"
+#include "kernels/core/status.h"
+#include "services/kvstore/compute_pool.h"
+#include "services/kvstore/event_hub.h"
+#include "services/kvstore/lease_table.h"
+#include "services/kvstore/session_table.h"
+#include "services/kvstore/staging_area.h"
+#include "tests/support/store_harness.h"
+
+namespace certkv::kvstore {
+namespace {
+
+TEST(StagingAreaTest, SlotIsReservedSealedAndFreeAgain) {
+  StagingArea area(*SlabMemory::Create(TinySpec(), SlabKind::kStaging, 3));
+  const std::vector<int32_t> slots = area.Reserve(2);
+  EXPECT_EQ(slots, (std::vector<int32_t>{0, 1}));
+  EXPECT_EQ(area.reserved_count(), 2);
+  area.BeginSeal(0);
+  EXPECT_FALSE(area.IsReserved(0));
+  EXPECT_FALSE(area.Abort(0)) << "a running seal reads it";
+  EXPECT_TRUE(area.Abort(1));
+  EXPECT_FALSE(area.Abort(1));
+  EXPECT_EQ(area.free_count(), 2);
+  area.FinishSeal(0);
+  EXPECT_EQ(area.free_count(), 3);
+  EXPECT_FALSE(area.IsReserved(-1));
+  EXPECT_FALSE(area.IsReserved(3));
+}
+
+TEST(StagingAreaDeathTest, RefusesWrongTransitions) {
+  StagingArea area(*SlabMemory::Create(TinySpec(), SlabKind::kStaging, 1));
+  EXPECT_DEATH(area.BeginSeal(0), "only reserved");
+  EXPECT_DEATH(area.FinishSeal(0), "has begun");
+  EXPECT_DEATH((void)area.Reserve(2), "only free");
+}
+
+TEST(LeaseTableTest, ExpiresInOrderOfDeadlineAfterRenewal) {
+  LeaseTable table;
+  const SessionId session{1};
+  table.Add(LeaseId{10}, session, {BlockId{0}}, 100);
+  table.Add(LeaseId{11}, session, {BlockId{1}}, 200);
+  EXPECT_EQ(table.FirstExpired(99), LeaseId{});
+  EXPECT_EQ(table.FirstExpired(100), LeaseId{10});
+  table.SetDeadline(LeaseId{10}, 300);
+  EXPECT_EQ(table.FirstExpired(250), LeaseId{11});
+  EXPECT_EQ(table.TakeOut(LeaseId{11}).blocks, std::vector<BlockId>{BlockId{1}});
+  EXPECT_EQ(table.FirstExpired(250), LeaseId{});
+}
+
+TEST(LeaseTableTest, FindsALeaseForItsOwnSessionOnly) {
+  LeaseTable table;
+  table.Add(LeaseId{10}, SessionId{1}, {}, 100);
+  EXPECT_NE(table.Find(LeaseId{10}, SessionId{1}), nullptr);
+  EXPECT_EQ(table.Find(LeaseId{10}, SessionId{2}), nullptr);
+  EXPECT_EQ(table.Find(LeaseId{11}, SessionId{1}), nullptr);
+}
+
+std::unique_ptr<Session> MakeSession(int64_t id) {
+  auto session = std::make_unique<Session>();
+  session->id = SessionId{id};
+  session->worker_name = "w" + std::to_string(id);
+  session->fd_token = std::string(16, static_cast<char>('a' + id));
+  session->staging =
+      std::make_shared<StagingArea>(*SlabMemory::Create(TinySpec(), SlabKind::kStaging, 1));
+  session->staging_id = 100 + id;
+  return session;
+}
+
+TEST(SessionTableTest, TellsWhyAnEndedSessionIsGone) {
+  SessionTable table;
+  table.Add(MakeSession(1));
+  EXPECT_GT(table.staging_bytes(), 0);
+  EXPECT_EQ((*table.Find(SessionId{1}))->worker_name, "w1");
+  table.TakeOut(SessionId{1}, "it was tired");
+  EXPECT_EQ(table.staging_bytes(), 0);
+  const absl::Status ended = table.Find(SessionId{1}).status();
+  EXPECT_EQ(ReasonOf(ended), "SESSION_NOT_FOUND");
+  EXPECT_NE(ended.message().find("it was tired"), absl::string_view::npos) << ended;
+  EXPECT_EQ(table.FindByToken(std::string(16, 'b')), nullptr);
+  EXPECT_EQ(table.FindByStagingId(101), nullptr);
+  EXPECT_TRUE(absl::IsNotFound(table.Find(SessionId{2}).status()));
+}
+
+TEST(SessionTableTest, ListsSessionsThatNeverConnected) {
+  SessionTable table;
+  table.Add(MakeSession(1));
+  table.Add(MakeSession(2));
+  (*table.Find(SessionId{1}))->connect_deadline_ns = 50;
+  (*table.Find(SessionId{2}))->connect_deadline_ns = 50;
+  (*table.Find(SessionId{2}))->connected = true;
+  EXPECT_TRUE(table.NeverConnected(49).empty());
+  EXPECT_EQ(table.NeverConnected(50), std::vector<SessionId>{SessionId{1}});
+}
+
+BlockKey EventKey(int i) { return ChainKey(1, i); }
+
+TEST(EventHubTest, GivesEventsOfTheCacheInOrder) {
+  EventHub hub(4, 8);
+  const auto all = *hub.Subscribe(CacheId{}, [] {});
+  const auto one = *hub.Subscribe(CacheId{2}, [] {});
+  hub.Append(BlockEventKind::kSealed, CacheId{1}, EventKey(0), 5);
+  hub.Append(BlockEventKind::kEvicted, CacheId{2}, EventKey(1), 6);
+  const auto first = *all->Take();
+  ASSERT_TRUE(first.has_value());
+  EXPECT_EQ(first->key, EventKey(0));
+  EXPECT_EQ((*all->Take())->sequence, first->sequence + 1);
+  const auto only = *one->Take();
+  EXPECT_EQ(only->kind, BlockEventKind::kEvicted);
+  EXPECT_EQ(only->time_ms, 6);
+  EXPECT_FALSE((*one->Take()).has_value());
+}
+
+TEST(EventHubTest, CutsASlowWatcherOffRatherThanLeavingAGap) {
+  EventHub hub(4, 3);
+  const auto slow = *hub.Subscribe(CacheId{}, [] {});
+  for (int i = 0; i < 4; ++i) hub.Append(BlockEventKind::kSealed, CacheId{1}, EventKey(i), 0);
+  EXPECT_EQ(ReasonOf(slow->Take().status()), "EVENTS_LOST");
+  hub.Append(BlockEventKind::kSealed, CacheId{1}, EventKey(5), 0);
+  EXPECT_EQ(ReasonOf(slow->Take().status()), "EVENTS_LOST") << "and stays so";
+}
+
+TEST(EventHubTest, NotifiesOnlyAWatcherThatFoundNothing) {
+  EventHub hub(4, 8);
+  int calls = 0;
+  const auto watcher = *hub.Subscribe(CacheId{}, [&calls] { ++calls; });
+  hub.Append(BlockEventKind::kSealed, CacheId{1}, EventKey(0), 0);
+  hub.Notify();
+  EXPECT_EQ(calls, 0);
+  ASSERT_TRUE((*watcher->Take()).has_value());
+  ASSERT_FALSE((*watcher->Take()).has_value());
+  hub.Notify();
+  EXPECT_EQ(calls, 0);
+  hub.Append(BlockEventKind::kSealed, CacheId{1}, EventKey(1), 0);
+  hub.Notify();
+  hub.Notify();
+  EXPECT_EQ(calls, 1);
+}
+
+TEST(EventHubTest, LimitsWatchersAndFreesTheirPlaces) {
+  EventHub hub(1, 8);
+  auto watcher = *hub.Subscribe(CacheId{}, [] {});
+  EXPECT_EQ(ReasonOf(hub.Subscribe(CacheId{}, [] {}).status()), "WATCHER_LIMIT");
+  watcher.reset();
+  EXPECT_TRUE(hub.Subscribe(CacheId{}, [] {}).ok());
+}
+
+TEST(EventHubTest, GivesWhatIsQueuedThenEndsWhenClosed) {
+  EventHub hub(4, 8);
+  int calls = 0;
+  const auto idle = *hub.Subscribe(CacheId{}, [&calls] { ++calls; });
+  ASSERT_FALSE((*idle->Take()).has_value());
+  const auto busy = *hub.Subscribe(CacheId{}, [] {});
+  hub.Append(BlockEventKind::kSealed, CacheId{1}, EventKey(0), 0);
+  hub.CloseAll();
+  EXPECT_EQ(calls, 1);
+  EXPECT_TRUE((*busy->Take()).has_value());
+  EXPECT_EQ(ReasonOf(busy->Take().status()), "STORE_STOPPING");
+}
+
+TEST(ComputePoolTest, RunsEachIndexOnce) {
+  ComputePool pool(3, 4);
+  std::vector<std::atomic<int>> counts(1000);
+  pool.ParallelFor(1000, [&](int64_t i) { counts[i].fetch_add(1); });
+  for (const auto& count : counts) EXPECT_EQ(count.load(), 1);
+  pool.ParallelFor(0, [](int64_t) { FAIL(); });
+}
+
+TEST(ComputePoolTest, ParallelForEndsWhileEveryThreadIsBusy) {
+  ComputePool pool(1, 4);
+  absl::Notification release;
+  ASSERT_TRUE(pool.TryPost([&] { release.WaitForNotification(); }));
+  std::atomic<int> sum{0};
+  pool.ParallelFor(10, [&](int64_t i) { sum += static_cast<int>(i); });
+  EXPECT_EQ(sum.load(), 45);
+  release.Notify();
+}
+
+TEST(ComputePoolTest, RefusesJobsOverItsLimitAndAfterJoin) {
+  ComputePool pool(1, 2);
+  absl::Notification release;
+  std::atomic<int> ran{0};
+  const auto job = [&] {
+    release.WaitForNotification();
+    ran.fetch_add(1);
+  };
+  EXPECT_TRUE(pool.TryPost(job));
+  EXPECT_TRUE(pool.TryPost(job));
+  EXPECT_FALSE(pool.TryPost(job));
+  release.Notify();
+  pool.Join();
+  EXPECT_EQ(ran.load(), 2);
+  EXPECT_FALSE(pool.TryPost(job));
+}
+
+}  // namespace
+}  // namespace certkv::kvstore
