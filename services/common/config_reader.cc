@@ -197,6 +197,21 @@ absl::StatusOr<std::string> ReadWhole(const std::string& path) {
   return text;
 }
 
+// "# " and the words of `text`, broken into lines of at most 100 columns.
+void AppendComment(absl::string_view indent, absl::string_view text, std::string* yaml) {
+  constexpr size_t kColumns = 100;
+  size_t column = kColumns;
+  for (const absl::string_view word : absl::StrSplit(text, ' ')) {
+    if (column + 1 + word.size() > kColumns) {
+      absl::StrAppend(yaml, yaml->empty() || yaml->back() == '\n' ? "" : "\n", indent, "#");
+      column = indent.size() + 1;
+    }
+    absl::StrAppend(yaml, " ", word);
+    column += 1 + word.size();
+  }
+  absl::StrAppend(yaml, "\n");
+}
+
 std::string EscapeMarkdown(absl::string_view text) {
   return absl::StrJoin(absl::StrSplit(text, '|'), "\\|");
 }
@@ -251,16 +266,15 @@ absl::Status ConfigReader::Check(absl::string_view file_name) const {
 std::string ConfigReader::ToYaml() const {
   std::string yaml;
   for (const ConfigSection& section : sections_) {
-    absl::StrAppend(&yaml, yaml.empty() ? "" : "\n", "# ", section.description(), "\n",
-                    section.name(), ":\n");
-    if (section.fields().empty()) absl::StrAppend(&yaml, "  {}\n");
+    if (!yaml.empty()) absl::StrAppend(&yaml, "\n");
+    AppendComment("", section.description(), &yaml);
+    absl::StrAppend(&yaml, section.name(), ":\n");
     for (const ConfigField& field : section.fields()) {
-      std::vector<std::string> facts;
-      if (!field.range.empty()) facts.push_back(field.range);
-      if (!field.unit.empty()) facts.push_back(field.unit);
-      absl::StrAppend(&yaml, "  # ", field.description);
-      if (!facts.empty()) absl::StrAppend(&yaml, "; ", absl::StrJoin(facts, ", "));
-      absl::StrAppend(&yaml, "\n  ", field.name, ": ", field.show(), "\n");
+      std::string comment = field.description;
+      if (!field.range.empty()) absl::StrAppend(&comment, "; ", field.range);
+      if (!field.unit.empty()) absl::StrAppend(&comment, "; ", field.unit);
+      AppendComment("  ", comment, &yaml);
+      absl::StrAppend(&yaml, "  ", field.name, ": ", field.show(), "\n");
     }
   }
   return yaml;

@@ -1,0 +1,78 @@
+#include "services/gate/config.h"
+
+#include "absl/strings/str_cat.h"
+#include "kernels/core/status.h"
+
+namespace certkv {
+namespace {
+
+void AddPolicyFields(gate::Policy* policy, ConfigSection* section) {
+  section->AddDouble("tv_tolerance", &policy->tolerances.tv_tolerance, {.min = 0, .max = 1}, "",
+                     "largest worst_case_tv of a read: the bound on the total variation between "
+                     "the exact and the served softmax");
+  section->AddDouble("value_tolerance", &policy->tolerances.value_tolerance, {.min = 0, .max = 1e6},
+                     "",
+                     "largest bound on what value quantization changed, as a share of the value "
+                     "radius");
+  section->AddDouble("output_tolerance", &policy->tolerances.output_tolerance,
+                     {.min = 0, .max = 1e30}, "value units",
+                     "largest bound on the whole output error; 0 means none");
+  section->AddEnum<ReadMode>("read_mode", &policy->read_mode,
+                             {{"enforce", ReadMode::kEnforce},
+                              {"observe", ReadMode::kObserve},
+                              {"exact", ReadMode::kExact}},
+                             "what a read outside its tolerance becomes: repaired, measured only, "
+                             "or never tried (originals only, whatever a request asks for)");
+  section->AddEnum<RiskMode>(
+      "risk_mode", &policy->risk_mode,
+      {{"threshold", RiskMode::kThreshold}, {"cumulative", RiskMode::kCumulative}},
+      "how a request's risk is accounted: each read within tv_tolerance, or also their sum within "
+      "cumulative_budget");
+  section->AddDouble("cumulative_budget", &policy->cumulative_budget,
+                     {.min = 0, .max = gate::kBudgetMax, .min_excluded = true}, "",
+                     "cumulative: largest sum of worst_case_tv over all reads of a request");
+  section->AddDouble("budget_slice_share", &policy->budget_slice_share,
+                     {.min = 0, .max = 1, .min_excluded = true}, "",
+                     "cumulative: share of the budget that one policy lease carries");
+  section->AddDuration("lease_duration", &policy->lease_duration_ms,
+                       {.min = gate::kLeaseDurationMinMs, .max = gate::kLeaseDurationMaxMs},
+                       "how long a policy lease holds; without gate reads are exact after it");
+}
+
+}  // namespace
+
+ConfigSection GateConfigSection(GateConfig* config) {
+  ConfigSection section("gate",
+                        "Decides what reads must satisfy and keeps the risk of each request. The "
+                        "first eight settings are the policy at start; UpdatePolicy replaces them "
+                        "until the process ends.");
+  AddPolicyFields(&config->policy, &section);
+  section.AddInteger("request_limit", &config->request_limit, {.min = 1, .max = 1'000'000},
+                     "requests",
+                     "requests kept, open and closed; a new one takes the place of the oldest "
+                     "closed one, and is refused when all are open");
+  section.AddInteger("heads_per_request_max", &config->heads_per_request_max,
+                     {.min = 1, .max = 1 << 20}, "heads",
+                     "pairs of layer and query head that a request keeps apart; what exceeds it is "
+                     "in the request's totals only");
+  section.AddInteger("reporters_per_request_max", &config->reporters_per_request_max,
+                     {.min = 1, .max = 65536}, "reporters", "reporters that one request may have");
+  section.AddDuration("idle_timeout", &config->idle_timeout_ms, {.min = 1000, .max = 86'400'000},
+                      "how long a request may be silent before it is closed; at least "
+                      "lease_duration");
+  section.AddDuration("retention", &config->retention_ms, {.min = 0, .max = 604'800'000},
+                      "how long the risk of a closed request stays readable");
+  section.AddInteger("watcher_limit", &config->watcher_limit, {.min = 1, .max = 65536}, "streams",
+                     "WatchRequestRisk streams at a time");
+  section.AddCheck([config] {
+    if (config->idle_timeout_ms >= config->policy.lease_duration_ms) return absl::OkStatus();
+    return MakeError(
+        absl::StatusCode::kInvalidArgument, "CONFIG_INVALID",
+        absl::StrCat("idle_timeout is ", config->idle_timeout_ms,
+                     "ms, must be at least lease_duration, ", config->policy.lease_duration_ms,
+                     "ms: a request with a live lease is not idle"));
+  });
+  return section;
+}
+
+}  // namespace certkv

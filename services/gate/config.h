@@ -1,0 +1,29 @@
+// Settings of gate: section "gate" of a config file.
+#ifndef CERTKV_SERVICES_GATE_CONFIG_H_
+#define CERTKV_SERVICES_GATE_CONFIG_H_
+
+#include <cstdint>
+
+#include "kernels/core/policy.h"
+#include "services/common/config_reader.h"
+#include "services/gate/policy.h"
+
+namespace certkv {
+
+// What each field is stands in config.cc, where docs/config.md comes from.
+struct GateConfig {
+  gate::Policy policy;                       // the first policy; UpdatePolicy replaces it
+  int32_t request_limit = 10'000;            // open and retained requests
+  int32_t heads_per_request_max = 16'384;    // pairs of layer and query head with a record
+  int32_t reporters_per_request_max = 64;    //
+  int64_t idle_timeout_ms = 10 * 60 * 1000;  // then a request is closed
+  int64_t retention_ms = 10 * 60 * 1000;     // how long a closed request stays readable
+  int32_t watcher_limit = 256;               // WatchRequestRisk streams
+};
+
+// `config` must live as long as the section is used.
+ConfigSection GateConfigSection(GateConfig* config);
+
+}  // namespace certkv
+
+#endif  // CERTKV_SERVICES_GATE_CONFIG_H_

@@ -1,0 +1,138 @@
+#include "services/gate/convert.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/bounds/rounding.h"
+#include "kernels/core/limits.h"
+#include "kernels/core/status.h"
+#include "services/common/convert.h"
+
+namespace certkv::gate {
+namespace {
+
+static_assert(static_cast<int>(DirectiveAction::kRelease) == v1::DIRECTIVE_ACTION_RELEASE);
+static_assert(static_cast<int>(DirectiveAction::kContinue) == v1::DIRECTIVE_ACTION_CONTINUE);
+
+void HeadRiskToProto(const HeadRisk& head, v1::HeadRisk* proto) {
+  proto->set_layer(head.layer);
+  proto->set_query_head(head.query_head);
+  proto->set_read_count(head.sums.read_count);
+  proto->set_max_worst_case_tv(ToFloatRoundedUp(head.sums.tv_max));
+  proto->set_sum_worst_case_tv(head.sums.tv_sum);
+  for (const int64_t count : head.sums.histogram) proto->add_histogram(count);
+}
+
+}  // namespace
+
+absl::StatusOr<Policy> PolicyFromProto(const v1::Policy& proto) {
+  Policy policy;
+  policy.version = proto.version();
+  CERTKV_ASSIGN_OR_RETURN(policy.tolerances, TolerancesFromProto(proto.tolerances()));
+  CERTKV_ASSIGN_OR_RETURN(policy.risk_mode, RiskModeFromProto(proto.risk_mode()));
+  CERTKV_ASSIGN_OR_RETURN(policy.read_mode, ReadModeFromProto(proto.read_mode()));
+  policy.cumulative_budget = proto.cumulative_budget();
+  policy.budget_slice_share = proto.budget_slice_share();
+  policy.lease_duration_ms = proto.lease_duration_ms();
+  CERTKV_RETURN_IF_ERROR(ValidatePolicy(policy));
+  return policy;
+}
+
+v1::Policy PolicyToProto(const Policy& policy) {
+  v1::Policy proto;
+  proto.set_version(policy.version);
+  *proto.mutable_tolerances() = TolerancesToProto(policy.tolerances);
+  proto.set_risk_mode(RiskModeToProto(policy.risk_mode));
+  proto.set_cumulative_budget(policy.cumulative_budget);
+  proto.set_budget_slice_share(policy.budget_slice_share);
+  proto.set_lease_duration_ms(policy.lease_duration_ms);
+  proto.set_read_mode(ReadModeToProto(policy.read_mode));
+  return proto;
+}
+
+absl::StatusOr<RequestTerms> TermsFromProto(const v1::OpenRequestRequest& proto) {
+  RequestTerms terms;
+  if (proto.has_tolerances()) {
+    CERTKV_ASSIGN_OR_RETURN(terms.tolerances, TolerancesFromProto(proto.tolerances()));
+  }
+  if (proto.read_mode() != type::READ_MODE_UNSPECIFIED) {
+    CERTKV_ASSIGN_OR_RETURN(terms.read_mode, ReadModeFromProto(proto.read_mode()));
+  }
+  return terms;
+}
+
+absl::StatusOr<std::vector<ReadCertificate>> CertificatesFromProto(const v1::ReportRequest& proto) {
+  if (proto.certificates_size() > kCertificatesPerReportMax) {
+    return MakeError(
+        absl::StatusCode::kInvalidArgument, "REPORT_INVALID",
+        absl::StrCat("a report has ", proto.certificates_size(), " certificates, at most ",
+                     kCertificatesPerReportMax, "; send them in several batches"));
+  }
+  std::vector<ReadCertificate> certificates;
+  certificates.reserve(static_cast<size_t>(proto.certificates_size()));
+  for (int i = 0; i < proto.certificates_size(); ++i) {
+    absl::StatusOr<ReadCertificate> certificate = ReadCertificateFromProto(proto.certificates(i));
+    if (!certificate.ok()) {
+      return WithContext(certificate.status(),
+                         absl::StrCat(proto.request(), ", batch ", proto.batch_number(),
+                                      ", certificates[", i, "]"));
+    }
+    certificates.push_back(*certificate);
+  }
+  return certificates;
+}
+
+void ReportAnswerToProto(const ReportAnswer& answer, v1::ReportResponse* proto) {
+  proto->mutable_directive()->set_action(static_cast<v1::DirectiveAction>(answer.action));
+  proto->mutable_directive()->set_explanation(answer.explanation);
+  if (answer.lease.has_value()) *proto->mutable_lease() = PolicyLeaseToProto(*answer.lease);
+}
+
+void DecisionToProto(const Decision& decision, v1::DecideResponse* proto) {
+  proto->set_accepted(decision.accepted);
+  if (!decision.accepted) proto->set_next_rung(RungToProto(decision.next_rung));
+  proto->set_explanation(decision.explanation);
+}
+
+void RequestRiskToProto(const RequestRisk& risk, v1::RequestRisk* proto) {
+  const RiskTotals& totals = risk.totals;
+  const auto by_rung = [&totals](Rung rung) {
+    return totals.reads_by_rung[static_cast<int>(rung)];
+  };
+  proto->set_request(risk.request);
+  proto->set_label(risk.label);
+  proto->set_closed(risk.closed);
+  proto->set_read_count(totals.sums.read_count);
+  proto->set_failed_read_count(totals.failed_read_count);
+  proto->set_max_worst_case_tv(ToFloatRoundedUp(totals.sums.tv_max));
+  proto->set_sum_worst_case_tv(totals.sums.tv_sum);
+  proto->set_budget(risk.budget);
+  proto->set_max_first_worst_case_tv(totals.max_first_worst_case_tv);
+  proto->set_reads_certified_first(totals.reads_certified_first);
+  proto->set_reads_repaired_values(by_rung(Rung::kValues));
+  proto->set_reads_repaired_keys(by_rung(Rung::kKeys));
+  proto->set_reads_repaired_head(by_rung(Rung::kHead));
+  proto->set_reads_repaired_layer(by_rung(Rung::kLayer));
+  proto->set_reads_exact(totals.reads_exact);
+  proto->set_reads_observed(totals.reads_observed);
+  proto->set_repair_bytes(totals.repair_bytes);
+  for (const float bound : kTvBucketBounds) proto->add_histogram_bounds(bound);
+  for (const HeadRisk& head : risk.heads) HeadRiskToProto(head, proto->add_heads());
+  proto->set_max_output_error_bound(totals.max_output_error_bound);
+  proto->set_risk_score(totals.max_first_worst_case_tv);
+  proto->set_open_time_ms(risk.open_time_ms);
+  proto->set_update_time_ms(risk.update_time_ms);
+  proto->set_risk_mode(RiskModeToProto(risk.risk_mode));
+  *proto->mutable_tolerances() = TolerancesToProto(risk.tolerances);
+  proto->set_reads_outside_tolerance(totals.reads_outside_tolerance);
+  proto->set_forced_exact(risk.forced_exact);
+  proto->set_budget_committed(risk.budget_committed);
+  for (const RiskEvent& event : risk.events) {
+    v1::RiskEvent* out = proto->add_events();
+    out->set_time_ms(event.time_ms);
+    out->set_kind(event.kind);
+    out->set_message(event.message);
+  }
+}
+
+}  // namespace certkv::gate

@@ -1,0 +1,51 @@
+// What gate asks of reads, and the rules by which a request may differ from it.
+#ifndef CERTKV_SERVICES_GATE_POLICY_H_
+#define CERTKV_SERVICES_GATE_POLICY_H_
+
+#include <cstdint>
+#include <optional>
+
+#include "absl/status/status.h"
+#include "kernels/core/policy.h"
+
+namespace certkv::gate {
+
+inline constexpr double kBudgetMax = 1e6;  // of a request; far below where Budget would saturate
+inline constexpr int64_t kLeaseDurationMinMs = 100;
+inline constexpr int64_t kLeaseDurationMaxMs = 3'600'000;
+
+struct Policy {
+  int64_t version = 1;
+  Tolerances tolerances;
+  RiskMode risk_mode = RiskMode::kThreshold;
+  double cumulative_budget = 100;    // kCumulative, (0, kBudgetMax]
+  double budget_slice_share = 0.05;  // kCumulative, (0, 1]
+  int64_t lease_duration_ms = 30'000;
+  ReadMode read_mode = ReadMode::kEnforce;
+};
+// Errors: InvalidArgument [POLICY_INVALID], naming field, value and range. NaN fails.
+absl::Status ValidatePolicy(const Policy& policy);
+
+// Is every tolerance of `a` at most that of `b`? An output tolerance of 0 is no limit at all.
+bool IsAsTightAs(const Tolerances& a, const Tolerances& b);
+// The smaller of each.
+Tolerances Tightest(const Tolerances& a, const Tolerances& b);
+
+// What a request asked for when it was opened.
+struct RequestTerms {
+  std::optional<Tolerances> tolerances;  // valid
+  std::optional<ReadMode> read_mode;
+};
+
+// The mode a request reads in under `policy`: its own wish, or the policy's; but a policy of kExact
+// holds for all, so that an operator can turn quantized reads off.
+ReadMode EffectiveReadMode(const Policy& policy, const RequestTerms& terms);
+// The tolerances: the tighter of the request's and the policy's; in kObserve, where nothing is
+// repaired, the request's as they are.
+Tolerances EffectiveTolerances(const Policy& policy, const RequestTerms& terms);
+// Errors: InvalidArgument [TOLERANCE_INVALID], looser than the policy outside kObserve.
+absl::Status CheckTerms(const Policy& policy, const RequestTerms& terms);
+
+}  // namespace certkv::gate
+
+#endif  // CERTKV_SERVICES_GATE_POLICY_H_

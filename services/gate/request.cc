@@ -1,0 +1,368 @@
+#include "services/gate/request.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/core/check.h"
+#include "kernels/core/limits.h"
+#include "kernels/core/status.h"
+#include "services/common/random_id.h"
+
+namespace certkv::gate {
+namespace {
+
+// A new slice is given when this share of the one before is reported as used. What is left of it
+// stays spent, so that the share is near 1; it is under 1 because reports come late.
+constexpr double kSliceUsedShare = 0.9;
+
+bool SameTerms(const RequestTerms& a, const RequestTerms& b) {
+  if (a.read_mode != b.read_mode || a.tolerances.has_value() != b.tolerances.has_value()) {
+    return false;
+  }
+  return !a.tolerances.has_value() ||
+         (IsAsTightAs(*a.tolerances, *b.tolerances) && IsAsTightAs(*b.tolerances, *a.tolerances));
+}
+
+bool SameTolerances(const Tolerances& a, const Tolerances& b) {
+  return IsAsTightAs(a, b) && IsAsTightAs(b, a);
+}
+
+absl::Status Closed(const std::string& name) {
+  return MakeError(absl::StatusCode::kFailedPrecondition, "REQUEST_CLOSED",
+                   absl::StrCat(name, " is closed; open a request under another id"));
+}
+
+std::string Describe(const ReadCertificate& certificate) {
+  return absl::StrCat(
+      "layer ", certificate.layer, ", query head ", certificate.query_head, ", position ",
+      certificate.query_position, " (", OutcomeName(certificate.outcome), ", worst_case_tv ",
+      certificate.worst_case_tv, ", value_term ", certificate.value_term, " of radius ",
+      certificate.value_radius, ", output_error_bound ", certificate.output_error_bound, ")");
+}
+
+bool IsExactByArithmetic(const ReadCertificate& certificate) {
+  return certificate.outcome == Outcome::kExact && certificate.worst_case_tv <= kExactTvMax;
+}
+
+}  // namespace
+
+Request::Request(std::string name, std::string label, RequestTerms terms, const Policy& policy,
+                 const Limits& limits, int64_t now_ms)
+    : name_(std::move(name)),
+      label_(std::move(label)),
+      terms_(std::move(terms)),
+      risk_mode_(policy.risk_mode),
+      slice_share_(policy.budget_slice_share),
+      limits_(limits),
+      open_time_ms_(now_ms),
+      account_(limits.heads_max),
+      last_use_ms_(now_ms),
+      update_time_ms_(now_ms) {
+  if (risk_mode_ == RiskMode::kCumulative) budget_.emplace(policy.cumulative_budget, slice_share_);
+}
+
+void Request::Touch(int64_t now_ms) {
+  last_use_ms_ = std::max(last_use_ms_, now_ms);
+  update_time_ms_ = std::max(update_time_ms_, now_ms);
+  ++change_count_;
+}
+
+ReadMode Request::ModeNow(const Policy& policy) const {
+  return forced_reason_.empty() ? EffectiveReadMode(policy, terms_) : ReadMode::kExact;
+}
+
+void Request::RenewTerms(const Policy& policy, ReadMode mode, int64_t now_ms, PolicyLease* lease) {
+  lease->read_mode = mode;
+  lease->tolerances = EffectiveTolerances(policy, terms_);
+  lease->expire_time_ms = now_ms + policy.lease_duration_ms;
+  lease->policy_version = policy.version;
+  lease->sequence = ++sequence_;
+  RememberLeased(*lease, now_ms);
+}
+
+PolicyLease Request::NewLease(const Policy& policy, int64_t now_ms) {
+  PolicyLease lease;
+  lease.request = name_;
+  lease.lease_id = RandomId();
+  lease.risk_mode = risk_mode_;
+  // Only reads that may be certified need a slice.
+  if (budget_.has_value() && ModeNow(policy) == ReadMode::kEnforce) {
+    lease.budget_slice = budget_->GiveSlice();
+  }
+  RenewTerms(policy, ModeNow(policy), now_ms, &lease);
+  return lease;
+}
+
+void Request::RememberLeased(const PolicyLease& lease, int64_t now_ms) {
+  leased_.erase(std::remove_if(leased_.begin(), leased_.end(),
+                               [now_ms](const Leased& entry) {
+                                 return entry.expire_time_ms + kReportGraceMs < now_ms;
+                               }),
+                leased_.end());
+  for (Leased& entry : leased_) {
+    if (entry.read_mode == lease.read_mode && SameTolerances(entry.tolerances, lease.tolerances)) {
+      entry.expire_time_ms = std::max(entry.expire_time_ms, lease.expire_time_ms);
+      return;
+    }
+  }
+  leased_.push_back({lease.read_mode, lease.tolerances, lease.expire_time_ms});
+}
+
+absl::StatusOr<PolicyLease> Request::Open(const RequestTerms& terms, const Policy& policy,
+                                          int64_t now_ms) {
+  if (closed_) return Closed(name_);
+  if (!SameTerms(terms, terms_)) {
+    return MakeError(absl::StatusCode::kFailedPrecondition, "REQUEST_MISMATCH",
+                     absl::StrCat(name_,
+                                  " was opened before with other tolerances or another "
+                                  "read_mode; open it with the same, or under another id"));
+  }
+  ++open_count_;
+  PolicyLease lease = NewLease(policy, now_ms);
+  // With two openers nobody can tell whose reporter a reporter is.
+  opener_lease_.reset();
+  if (open_count_ == 1) opener_lease_ = lease;
+  Touch(now_ms);
+  return lease;
+}
+
+std::string Request::WhyOutside(const ReadCertificate& certificate) const {
+  if (IsExactByArithmetic(certificate)) return "";
+  bool quantized_allowed = false;
+  for (const Leased& entry : leased_) {
+    if (entry.read_mode == ReadMode::kExact) continue;
+    quantized_allowed = true;
+    if (certificate.outcome == Outcome::kObserved) {
+      if (entry.read_mode == ReadMode::kObserve) return "";
+    } else if (MeetsTolerances(certificate, entry.tolerances)) {
+      return "";
+    }
+  }
+  if (!quantized_allowed) return "read although every lease says exact";
+  return certificate.outcome == Outcome::kObserved ? "served unrepaired although no lease observes"
+                                                   : "outside the tolerances of every lease";
+}
+
+void Request::Count(const ReadCertificate& certificate, const Policy& policy, int64_t now_ms,
+                    Reporter* reporter, ReportAnswer* answer) {
+  const std::string why = WhyOutside(certificate);
+  account_.Record(certificate, !why.empty(), now_ms);
+  if (!why.empty()) {
+    ++answer->outside_tolerance;
+    const std::string message = absl::StrCat(Describe(certificate), ": ", why);
+    // One event for a batch: the sixteen that are kept should not all be of one cause.
+    if (answer->outside_tolerance == 1) account_.AddEvent(now_ms, "OUTSIDE_TOLERANCE", message);
+    // A request that only observes was promised nothing.
+    if (EffectiveReadMode(policy, terms_) != ReadMode::kObserve && forced_reason_.empty()) {
+      forced_reason_ = message;
+    }
+  }
+  if (!budget_.has_value()) return;
+  if (IsExactByArithmetic(certificate)) {
+    budget_->ReportExact(certificate.worst_case_tv);
+    if (reporter->lease.has_value()) {
+      const PolicyLease& lease = *reporter->lease;
+      const float first = certificate.first_worst_case_tv;
+      // Within tolerance and yet exact: the slice could not hold it.
+      reporter->pressed = reporter->pressed || (first <= lease.tolerances.tv_tolerance &&
+                                                reporter->used + first > lease.budget_slice);
+    }
+    return;
+  }
+  budget_->ReportCertified(certificate.worst_case_tv);
+  reporter->used += certificate.worst_case_tv;
+}
+
+bool Request::NeedsSlice(const Reporter& reporter) const {
+  return reporter.pressed || reporter.used >= kSliceUsedShare * reporter.lease->budget_slice;
+}
+
+void Request::UpdateReporterLease(const Policy& policy, int64_t now_ms, Reporter* reporter) {
+  std::optional<PolicyLease>& lease = reporter->lease;
+  ReadMode mode = ModeNow(policy);
+  const bool spends = budget_.has_value() && mode == ReadMode::kEnforce;
+  const bool is_live = lease.has_value() && now_ms < lease->expire_time_ms;
+  if (!is_live || (spends && NeedsSlice(*reporter) && budget_->HasSlice())) {
+    lease = NewLease(policy, now_ms);
+    reporter->used = 0;
+    reporter->pressed = false;
+  }
+  // Nothing is left to be given and the last slice is gone. Reads would climb to exact by
+  // themselves; so they need not try.
+  if (spends && NeedsSlice(*reporter)) {
+    mode = ReadMode::kExact;
+    if (!exhausted_told_) {
+      exhausted_told_ = true;
+      account_.AddEvent(now_ms, "BUDGET_EXHAUSTED",
+                        absl::StrCat("the budget of ", budget_->limit(), " is given away"));
+    }
+  }
+  const bool terms_changed = lease->read_mode != mode || lease->policy_version != policy.version;
+  const bool is_old = lease->expire_time_ms - now_ms < policy.lease_duration_ms * 2 / 3;
+  if (terms_changed || is_old) RenewTerms(policy, mode, now_ms, &*lease);
+}
+
+void Request::FillDirective(const Policy& policy, const std::optional<PolicyLease>& before,
+                            const PolicyLease& lease, ReportAnswer* answer) const {
+  answer->lease = lease;
+  if (!forced_reason_.empty()) {
+    answer->action = DirectiveAction::kForceExact;
+    answer->explanation = forced_reason_;
+  } else if (lease.read_mode != ModeNow(policy)) {
+    answer->action = DirectiveAction::kForceExact;
+    answer->explanation = absl::StrCat("the budget of ", budget_->limit(), " is used up (",
+                                       budget_->committed(), " given away)");
+  } else if (before.has_value() && !IsAsTightAs(before->tolerances, lease.tolerances)) {
+    answer->action = DirectiveAction::kTighten;
+    answer->explanation =
+        absl::StrCat("policy version ", lease.policy_version, " asks for tighter tolerances");
+  }
+}
+
+absl::Status Request::CheckBatch(const ReportBatch& batch) const {
+  if (batch.reporter_id <= 0 || batch.batch_number <= 0 || batch.failed_read_count < 0 ||
+      batch.certificates.size() > kCertificatesPerReportMax) {
+    return MakeError(absl::StatusCode::kInvalidArgument, "REPORT_INVALID",
+                     absl::StrCat("report of ", name_, " has reporter_id ", batch.reporter_id,
+                                  ", batch_number ", batch.batch_number, ", failed_read_count ",
+                                  batch.failed_read_count, " and ", batch.certificates.size(),
+                                  " certificates; ids and numbers must be > 0, the count >= 0 and "
+                                  "certificates at most ",
+                                  kCertificatesPerReportMax));
+  }
+  const auto found = reporters_.find(batch.reporter_id);
+  const int64_t last_batch = found == reporters_.end() ? 0 : found->second.last_batch;
+  if (batch.batch_number > last_batch + 1) {
+    return MakeError(
+        absl::StatusCode::kFailedPrecondition, "BATCH_GAP",
+        absl::StrCat(name_, ": reporter ", batch.reporter_id, " sent batch ", batch.batch_number,
+                     ", expected ", last_batch + 1, "; send the missing batches first"));
+  }
+  if (found == reporters_.end() &&
+      static_cast<int64_t>(reporters_.size()) >= limits_.reporters_max) {
+    return MakeError(absl::StatusCode::kResourceExhausted, "REPORTER_LIMIT",
+                     absl::StrCat(name_, " has ", reporters_.size(), " reporters, at most ",
+                                  limits_.reporters_max,
+                                  "; report through fewer, or raise reporters_per_request_max"));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<ReportAnswer> Request::Report(const ReportBatch& batch, const Policy& policy,
+                                             int64_t now_ms) {
+  CERTKV_RETURN_IF_ERROR(CheckBatch(batch));
+  Reporter& reporter = reporters_[batch.reporter_id];
+  if (!reporter.lease.has_value() && opener_lease_.has_value() && reporters_.size() == 1) {
+    reporter.lease = std::exchange(opener_lease_, std::nullopt);
+  }
+  ReportAnswer answer;
+  answer.counted = batch.batch_number == reporter.last_batch + 1;
+  if (answer.counted) {
+    reporter.last_batch = batch.batch_number;
+    for (const ReadCertificate& certificate : batch.certificates) {
+      Count(certificate, policy, now_ms, &reporter, &answer);
+    }
+    account_.RecordFailed(batch.failed_read_count);
+    if (budget_.has_value() && budget_->overrun() && forced_reason_.empty() &&
+        EffectiveReadMode(policy, terms_) == ReadMode::kEnforce) {
+      forced_reason_ =
+          "more was reported than all slices together allow; a lease is used by two certifiers, or "
+          "one does not keep to its slice";
+      account_.AddEvent(now_ms, "BUDGET_OVERRUN", forced_reason_);
+    }
+  }
+  if (closed_) {
+    if (answer.counted) ++change_count_;
+    answer.action = DirectiveAction::kRelease;
+    answer.explanation = absl::StrCat(name_, " is closed");
+    return answer;
+  }
+  const std::optional<PolicyLease> before = reporter.lease;
+  UpdateReporterLease(policy, now_ms, &reporter);
+  FillDirective(policy, before, *reporter.lease, &answer);
+  Touch(now_ms);
+  return answer;
+}
+
+absl::StatusOr<Decision> Request::Decide(const ReadCertificate& certificate, const Policy& policy,
+                                         int64_t now_ms) {
+  if (closed_) return Closed(name_);
+  const Tolerances tolerances = EffectiveTolerances(policy, terms_);
+  const ReadMode mode = ModeNow(policy);
+  Decision decision;
+  ReadCertificate accepted = certificate;
+  last_use_ms_ = std::max(last_use_ms_, now_ms);
+  if (IsExactByArithmetic(certificate)) {
+    if (budget_.has_value()) budget_->ReportExact(certificate.worst_case_tv);
+    decision.accepted = true;
+    decision.explanation = "exact";
+  } else if (mode == ReadMode::kExact) {
+    decision.next_rung = certificate.rung >= Rung::kHead ? Rung::kLayer : Rung::kHead;
+    decision.explanation = "the request reads originals only";
+  } else if (mode == ReadMode::kObserve) {
+    decision.accepted = true;
+    const bool meets = MeetsTolerances(certificate, tolerances);
+    accepted.outcome = meets ? Outcome::kCertified : Outcome::kObserved;
+    decision.explanation = meets ? "within tolerance" : "outside tolerance, observed only";
+    if (budget_.has_value()) budget_->ReportCertified(certificate.worst_case_tv);
+  } else if (!MeetsTvTolerance(certificate, tolerances)) {
+    // Values read again do not move the softmax.
+    const int next =
+        std::max(static_cast<int>(certificate.rung) + 1, static_cast<int>(Rung::kKeys));
+    decision.next_rung = static_cast<Rung>(std::min(next, static_cast<int>(Rung::kLayer)));
+    decision.explanation = absl::StrCat("worst_case_tv ", certificate.worst_case_tv,
+                                        " exceeds tv_tolerance ", tolerances.tv_tolerance);
+  } else if (!MeetsTolerances(certificate, tolerances)) {
+    const int next = static_cast<int>(certificate.rung) + 1;
+    decision.next_rung = static_cast<Rung>(std::min(next, static_cast<int>(Rung::kLayer)));
+    decision.explanation = absl::StrCat("value_term ", certificate.value_term, " of radius ",
+                                        certificate.value_radius, ", output_error_bound ",
+                                        certificate.output_error_bound, " exceed the tolerances");
+  } else if (budget_.has_value() && !budget_->Decide(certificate.worst_case_tv)) {
+    decision.next_rung = certificate.rung >= Rung::kHead ? Rung::kLayer : Rung::kHead;
+    decision.explanation =
+        absl::StrCat("worst_case_tv ", certificate.worst_case_tv,
+                     " does not fit what is left of the budget, ", budget_->left());
+  } else {
+    decision.accepted = true;
+    accepted.outcome = Outcome::kCertified;
+    decision.explanation = "within tolerance";
+  }
+  if (decision.accepted) {
+    account_.Record(accepted, /*outside_tolerance=*/false, now_ms);
+    Touch(now_ms);
+  }
+  return decision;
+}
+
+void Request::Close(int64_t now_ms, absl::string_view event_kind, absl::string_view message) {
+  if (closed_) return;
+  closed_ = true;
+  if (!event_kind.empty()) account_.AddEvent(now_ms, event_kind, message);
+  Touch(now_ms);
+}
+
+RequestRisk Request::Risk(const Policy& policy) const {
+  RequestRisk risk;
+  risk.request = name_;
+  risk.label = label_;
+  risk.closed = closed_;
+  risk.totals = account_.totals();
+  risk.heads = account_.RiskiestHeads(kRiskiestHeads);
+  risk.events.assign(account_.events().begin(), account_.events().end());
+  risk.risk_mode = risk_mode_;
+  risk.tolerances = EffectiveTolerances(policy, terms_);
+  risk.budget = budget_.has_value() ? budget_->limit() : 0;
+  risk.budget_committed = budget_.has_value() ? budget_->committed() : 0;
+  risk.forced_exact = !forced_reason_.empty();
+  risk.open_time_ms = open_time_ms_;
+  risk.update_time_ms = update_time_ms_;
+  return risk;
+}
+
+RiskRank Request::Rank() const {
+  return {account_.totals().max_first_worst_case_tv, account_.totals().sums.tv_sum, name_};
+}
+
+}  // namespace certkv::gate

@@ -1,0 +1,188 @@
+// One request at gate: its policy leases, its reporters, its budget and its risk.
+//
+// Leases. Whoever opens the request gets a lease; each reporter is answered with the lease it is to
+// use. In kCumulative a lease carries a slice of the budget that one certifier may spend, so two
+// holders must not share one: the first reporter goes on with the lease of the only OpenRequest;
+// whenever it is not certain whose a lease is, a new one is given with a slice of its own. A live
+// lease is prolonged under its lease_id; an expired one is never prolonged, because its holder's
+// account of the slice may be gone.
+//
+// Invariants (request_test breaks each):
+//   1. `sequence` rises with every lease given or changed;
+//   2. a batch is counted at most once, and no batch is left out: each reporter's batch numbers
+//      are consecutive from 1;
+//   3. a read outside every tolerance that was leased is counted as such and, unless the request
+//      only observes, all leases from then on are kExact;
+//   4. the request's risk_mode and budget are those of the policy when it was opened.
+//
+// Threads: none; the owner locks. Time is the caller's.
+#ifndef CERTKV_SERVICES_GATE_REQUEST_H_
+#define CERTKV_SERVICES_GATE_REQUEST_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "kernels/core/policy.h"
+#include "services/gate/budget.h"
+#include "services/gate/policy.h"
+#include "services/gate/risk_account.h"
+
+namespace certkv::gate {
+
+// How long after its lease's end a read may still be reported and be judged by that lease.
+inline constexpr int64_t kReportGraceMs = 60'000;
+// Largest worst_case_tv of a read from originals alone, as in the certifier: beyond it the bound is
+// more than float arithmetic, and the read is no exact one.
+inline constexpr float kExactTvMax = 0.0625f;
+
+struct ReportBatch {
+  int64_t reporter_id = 0;
+  int64_t batch_number = 0;
+  absl::Span<const ReadCertificate> certificates;  // validated
+  int64_t failed_read_count = 0;
+};
+
+enum class DirectiveAction : uint8_t { kContinue = 1, kTighten = 2, kForceExact = 3, kRelease = 4 };
+
+struct ReportAnswer {
+  DirectiveAction action = DirectiveAction::kContinue;
+  std::string explanation;           // for people
+  std::optional<PolicyLease> lease;  // unless kRelease
+  bool counted = false;              // false: the batch had been counted before
+  int64_t outside_tolerance = 0;     // reads of this batch that no lease allowed
+};
+
+struct Decision {
+  bool accepted = false;
+  Rung next_rung = Rung::kNone;  // when not accepted
+  std::string explanation;
+};
+
+// A copy of everything GetRequestRisk tells.
+struct RequestRisk {
+  std::string request;
+  std::string label;
+  bool closed = false;
+  RiskTotals totals;
+  std::vector<HeadRisk> heads;
+  std::vector<RiskEvent> events;
+  RiskMode risk_mode = RiskMode::kThreshold;
+  Tolerances tolerances;
+  double budget = 0;
+  double budget_committed = 0;
+  bool forced_exact = false;
+  int64_t open_time_ms = 0;
+  int64_t update_time_ms = 0;
+};
+
+// The order of lists: the riskiest first.
+struct RiskRank {
+  float score = 0;  // largest worst_case_tv of a first read
+  double sum = 0;
+  std::string request;
+  friend bool operator<(const RiskRank& a, const RiskRank& b) {
+    if (a.score != b.score) return a.score > b.score;
+    if (a.sum != b.sum) return a.sum > b.sum;
+    return a.request < b.request;
+  }
+};
+
+class Request {
+ public:
+  struct Limits {
+    int32_t heads_max = 16384;
+    int32_t reporters_max = 64;
+  };
+  Request(std::string name, std::string label, RequestTerms terms, const Policy& policy,
+          const Limits& limits, int64_t now_ms);
+
+  // A lease for one more that opened the request.
+  // Errors: FailedPrecondition [REQUEST_CLOSED]; [REQUEST_MISMATCH], opened before with other
+  // tolerances or another read mode.
+  absl::StatusOr<PolicyLease> Open(const RequestTerms& terms, const Policy& policy, int64_t now_ms);
+
+  // Counts a batch and says how to go on. A closed request counts, too, and answers kRelease.
+  // Errors: InvalidArgument [REPORT_INVALID]; FailedPrecondition [BATCH_GAP], a batch is missing;
+  // ResourceExhausted [REPORTER_LIMIT]. Nothing was counted then.
+  absl::StatusOr<ReportAnswer> Report(const ReportBatch& batch, const Policy& policy,
+                                      int64_t now_ms);
+
+  // Is this read accepted? If so it is counted (and must not be reported as well).
+  // Errors: FailedPrecondition [REQUEST_CLOSED].
+  absl::StatusOr<Decision> Decide(const ReadCertificate& certificate, const Policy& policy,
+                                  int64_t now_ms);
+
+  // Idempotent. `event_kind` and message are recorded when not empty.
+  void Close(int64_t now_ms, absl::string_view event_kind = "", absl::string_view message = "");
+
+  RequestRisk Risk(const Policy& policy) const;
+  RiskRank Rank() const;
+
+  bool closed() const { return closed_; }
+  int64_t last_use_ms() const { return last_use_ms_; }
+  // Moves on whenever Risk would answer something else.
+  int64_t change_count() const { return change_count_; }
+
+ private:
+  struct Reporter {
+    int64_t last_batch = 0;
+    std::optional<PolicyLease> lease;
+    double used = 0;       // certified worst_case_tv reported since the lease's slice was given
+    bool pressed = false;  // a read was exact because the slice could not hold it
+  };
+  // What was leased, to judge reports by.
+  struct Leased {
+    ReadMode read_mode;
+    Tolerances tolerances;
+    int64_t expire_time_ms;
+  };
+
+  // Shared conditions of the leases given now.
+  ReadMode ModeNow(const Policy& policy) const;
+  PolicyLease NewLease(const Policy& policy, int64_t now_ms);
+  // Puts `mode`, the policy's other terms and a fresh expiry into a lease.
+  void RenewTerms(const Policy& policy, ReadMode mode, int64_t now_ms, PolicyLease* lease);
+  void RememberLeased(const PolicyLease& lease, int64_t now_ms);
+  void UpdateReporterLease(const Policy& policy, int64_t now_ms, Reporter* reporter);
+  // Why the read was not allowed; "" when some lease allowed it.
+  std::string WhyOutside(const ReadCertificate& certificate) const;
+  absl::Status CheckBatch(const ReportBatch& batch) const;
+  void Count(const ReadCertificate& certificate, const Policy& policy, int64_t now_ms,
+             Reporter* reporter, ReportAnswer* answer);
+  // Is the slice of the reporter's lease used, as far as reports tell?
+  bool NeedsSlice(const Reporter& reporter) const;
+  void FillDirective(const Policy& policy, const std::optional<PolicyLease>& before,
+                     const PolicyLease& lease, ReportAnswer* answer) const;
+  void Touch(int64_t now_ms);
+
+  const std::string name_;  // "requests/{request}"
+  const std::string label_;
+  const RequestTerms terms_;
+  const RiskMode risk_mode_;
+  const double slice_share_;
+  const Limits limits_;
+  const int64_t open_time_ms_;
+  std::optional<Budget> budget_;  // kCumulative
+  RiskAccount account_;
+  std::optional<PolicyLease> opener_lease_;  // of the only OpenRequest, until a reporter has it
+  int32_t open_count_ = 0;
+  int64_t sequence_ = 0;
+  bool closed_ = false;
+  std::string forced_reason_;    // not empty: a read was outside tolerance, or the budget overrun
+  bool exhausted_told_ = false;  // the event of an exhausted budget was recorded
+  int64_t last_use_ms_;
+  int64_t update_time_ms_;
+  int64_t change_count_ = 1;
+  std::vector<Leased> leased_;
+  absl::flat_hash_map<int64_t, Reporter> reporters_;
+};
+
+}  // namespace certkv::gate
+
+#endif  // CERTKV_SERVICES_GATE_REQUEST_H_

@@ -1,0 +1,253 @@
+#include "services/gate/request_registry.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
+#include "kernels/core/status.h"
+
+namespace certkv::gate {
+namespace {
+
+constexpr char kNamePrefix[] = "requests/";
+
+absl::Status Invalid(absl::string_view reason, absl::string_view message) {
+  return MakeError(absl::StatusCode::kInvalidArgument, reason, message);
+}
+
+bool IsValidId(absl::string_view id) {
+  if (id.empty() || id.size() > kRequestIdBytesMax) return false;
+  return std::all_of(id.begin(), id.end(), [](char c) {
+    return absl::ascii_isalnum(c) || c == '.' || c == '_' || c == '-';
+  });
+}
+
+absl::Status CheckName(absl::string_view request) {
+  if (absl::ConsumePrefix(&request, kNamePrefix) && IsValidId(request)) return absl::OkStatus();
+  return Invalid("REQUEST_NAME_INVALID",
+                 "a request's name is requests/ and 1 to 128 bytes of [a-zA-Z0-9._-]; use the "
+                 "name in its policy lease");
+}
+
+absl::Status NotFound(absl::string_view request) {
+  return MakeError(absl::StatusCode::kNotFound, "REQUEST_NOT_FOUND",
+                   absl::StrCat(request,
+                                " is not known here: it was never opened, was closed "
+                                "long ago, or gate was restarted; open it"));
+}
+
+// A page token is the rank of the last request told, bits in hexadecimal.
+std::string EncodeToken(const RiskRank& rank) {
+  return absl::StrFormat("%08x.%016x.%s", std::bit_cast<uint32_t>(rank.score),
+                         std::bit_cast<uint64_t>(rank.sum), rank.request);
+}
+
+absl::StatusOr<RiskRank> DecodeToken(absl::string_view token) {
+  const std::vector<std::string> parts = absl::StrSplit(token, absl::MaxSplits('.', 2));
+  uint32_t score = 0;
+  uint64_t sum = 0;
+  if (parts.size() == 3 && parts[0].size() == 8 && parts[1].size() == 16 &&
+      absl::SimpleHexAtoi(parts[0], &score) && absl::SimpleHexAtoi(parts[1], &sum) &&
+      CheckName(parts[2]).ok()) {
+    const RiskRank rank{std::bit_cast<float>(score), std::bit_cast<double>(sum), parts[2]};
+    // A NaN has no place in the order.
+    if (rank.score >= 0 && rank.sum >= 0) return rank;
+  }
+  return Invalid("PAGE_TOKEN_INVALID",
+                 "page_token is not one that ListRequestRisks gave; start without one");
+}
+
+}  // namespace
+
+RequestRegistry::RequestRegistry(const GateConfig& config, const Clock* clock)
+    : config_(config), clock_(clock), policy_(config.policy) {}
+
+absl::StatusOr<std::shared_ptr<RequestRegistry::Entry>> RequestRegistry::Find(
+    absl::string_view request) const {
+  CERTKV_RETURN_IF_ERROR(CheckName(request));
+  absl::ReaderMutexLock lock(&mutex_);
+  const auto found = entries_.find(request);
+  if (found == entries_.end()) return NotFound(request);
+  return found->second;
+}
+
+absl::Status RequestRegistry::MakeRoom() {
+  if (static_cast<int64_t>(entries_.size()) < config_.request_limit) return absl::OkStatus();
+  if (retired_.empty()) {
+    return MakeError(
+        absl::StatusCode::kResourceExhausted, "REQUEST_LIMIT",
+        absl::StrCat(entries_.size(), " requests are open, at most ", config_.request_limit,
+                     "; close some, or raise request_limit in gate's config"));
+  }
+  entries_.erase(retired_.front().name);
+  retired_.pop_front();
+  return absl::OkStatus();
+}
+
+absl::StatusOr<PolicyLease> RequestRegistry::OpenRequest(absl::string_view request_id,
+                                                         absl::string_view label,
+                                                         const RequestTerms& terms) {
+  if (!IsValidId(request_id)) {
+    return Invalid("REQUEST_ID_INVALID",
+                   absl::StrCat("request_id has ", request_id.size(), " bytes, must be 1 to ",
+                                kRequestIdBytesMax, " of [a-zA-Z0-9._-]"));
+  }
+  if (label.size() > kLabelBytesMax) {
+    return Invalid("REQUEST_LABEL_INVALID",
+                   absl::StrCat("label has ", label.size(), " bytes, at most ", kLabelBytesMax));
+  }
+  const std::string name = absl::StrCat(kNamePrefix, request_id);
+  const int64_t now_ms = clock_->NowMs();
+  absl::MutexLock lock(&mutex_);
+  CERTKV_RETURN_IF_ERROR(CheckTerms(policy_, terms));
+  if (const auto found = entries_.find(name); found != entries_.end()) {
+    absl::MutexLock entry_lock(&found->second->mutex);
+    return found->second->request.Open(terms, policy_, now_ms);
+  }
+  CERTKV_RETURN_IF_ERROR(MakeRoom());
+  const Request::Limits limits{config_.heads_per_request_max, config_.reporters_per_request_max};
+  auto entry = std::make_shared<Entry>(name, std::string(label), terms, policy_, limits, now_ms);
+  entries_[name] = entry;
+  absl::MutexLock entry_lock(&entry->mutex);
+  return entry->request.Open(terms, policy_, now_ms);
+}
+
+absl::StatusOr<ReportAnswer> RequestRegistry::Report(absl::string_view request,
+                                                     const ReportBatch& batch) {
+  absl::StatusOr<std::shared_ptr<Entry>> entry = Find(request);
+  if (absl::IsNotFound(entry.status())) {
+    ReportAnswer answer;
+    answer.action = DirectiveAction::kRelease;
+    answer.explanation = std::string(entry.status().message());
+    return answer;
+  }
+  if (!entry.ok()) return entry.status();
+  const Policy policy = this->policy();
+  absl::MutexLock lock(&(*entry)->mutex);
+  return (*entry)->request.Report(batch, policy, clock_->NowMs());
+}
+
+absl::StatusOr<Decision> RequestRegistry::Decide(absl::string_view request,
+                                                 const ReadCertificate& certificate) {
+  CERTKV_ASSIGN_OR_RETURN(const std::shared_ptr<Entry> entry, Find(request));
+  const Policy policy = this->policy();
+  absl::MutexLock lock(&entry->mutex);
+  return entry->request.Decide(certificate, policy, clock_->NowMs());
+}
+
+absl::StatusOr<RequestRisk> RequestRegistry::CloseRequest(absl::string_view request) {
+  CERTKV_ASSIGN_OR_RETURN(const std::shared_ptr<Entry> entry, Find(request));
+  const int64_t now_ms = clock_->NowMs();
+  absl::MutexLock lock(&mutex_);
+  absl::MutexLock entry_lock(&entry->mutex);
+  if (!entry->request.closed()) {
+    entry->request.Close(now_ms);
+    retired_.push_back({std::string(request), now_ms});
+  }
+  return entry->request.Risk(policy_);
+}
+
+absl::StatusOr<RequestRisk> RequestRegistry::GetRisk(absl::string_view request) const {
+  CERTKV_ASSIGN_OR_RETURN(const std::shared_ptr<Entry> entry, Find(request));
+  const Policy policy = this->policy();
+  absl::MutexLock lock(&entry->mutex);
+  return entry->request.Risk(policy);
+}
+
+absl::StatusOr<std::optional<RequestRisk>> RequestRegistry::GetRiskIfChanged(
+    absl::string_view request, int64_t* change_count) const {
+  CERTKV_ASSIGN_OR_RETURN(const std::shared_ptr<Entry> entry, Find(request));
+  const Policy policy = this->policy();
+  absl::MutexLock lock(&entry->mutex);
+  if (entry->request.change_count() == *change_count) return std::optional<RequestRisk>();
+  *change_count = entry->request.change_count();
+  return std::optional<RequestRisk>(entry->request.Risk(policy));
+}
+
+absl::StatusOr<RiskPage> RequestRegistry::ListRisks(int32_t page_size, absl::string_view page_token,
+                                                    bool include_closed) const {
+  if (page_size < 0 || page_size > kPageSizeMax) {
+    return Invalid("PAGE_SIZE_INVALID",
+                   absl::StrCat("page_size is ", page_size, ", must be in [1, ", kPageSizeMax,
+                                "], or 0 for ", kPageSizeDefault));
+  }
+  const size_t count = static_cast<size_t>(page_size == 0 ? kPageSizeDefault : page_size);
+  std::optional<RiskRank> after;
+  if (!page_token.empty()) {
+    CERTKV_ASSIGN_OR_RETURN(after, DecodeToken(page_token));
+  }
+  std::vector<std::shared_ptr<Entry>> entries;
+  Policy policy;
+  {
+    absl::ReaderMutexLock lock(&mutex_);
+    policy = policy_;
+    entries.reserve(entries_.size());
+    for (const auto& named : entries_) entries.push_back(named.second);
+  }
+  std::vector<std::pair<RiskRank, const Entry*>> ranked;
+  for (const auto& entry : entries) {
+    absl::MutexLock lock(&entry->mutex);
+    if (entry->request.closed() && !include_closed) continue;
+    RiskRank rank = entry->request.Rank();
+    if (!after.has_value() || *after < rank) ranked.emplace_back(std::move(rank), entry.get());
+  }
+  const size_t told = std::min(count, ranked.size());
+  std::partial_sort(ranked.begin(), ranked.begin() + static_cast<std::ptrdiff_t>(told),
+                    ranked.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+  RiskPage page;
+  for (size_t i = 0; i < told; ++i) {
+    absl::MutexLock lock(&ranked[i].second->mutex);
+    page.risks.push_back(ranked[i].second->request.Risk(policy));
+  }
+  if (told < ranked.size()) page.next_page_token = EncodeToken(ranked[told - 1].first);
+  return page;
+}
+
+Policy RequestRegistry::policy() const {
+  absl::ReaderMutexLock lock(&mutex_);
+  return policy_;
+}
+
+absl::StatusOr<Policy> RequestRegistry::UpdatePolicy(const Policy& policy) {
+  CERTKV_RETURN_IF_ERROR(ValidatePolicy(policy));
+  absl::MutexLock lock(&mutex_);
+  if (policy.version != 0 && policy.version != policy_.version) {
+    return MakeError(absl::StatusCode::kAborted, "POLICY_VERSION",
+                     absl::StrCat("the policy in force has version ", policy_.version,
+                                  ", the update is for version ", policy.version,
+                                  "; get the policy, change it and try again"));
+  }
+  const int64_t version = policy_.version + 1;
+  policy_ = policy;
+  policy_.version = version;
+  return policy_;
+}
+
+int32_t RequestRegistry::Sweep() {
+  const int64_t now_ms = clock_->NowMs();
+  int32_t idle_count = 0;
+  absl::MutexLock lock(&mutex_);
+  // A lease that an update made longer than idle_timeout must not be cut.
+  const int64_t idle_ms = std::max(config_.idle_timeout_ms, policy_.lease_duration_ms);
+  for (const auto& [name, entry] : entries_) {
+    absl::MutexLock entry_lock(&entry->mutex);
+    if (entry->request.closed() || now_ms - entry->request.last_use_ms() < idle_ms) continue;
+    entry->request.Close(now_ms, "IDLE",
+                         absl::StrCat("closed after ", idle_ms / 1000, " s without a report"));
+    retired_.push_back({name, now_ms});
+    ++idle_count;
+  }
+  while (!retired_.empty() && now_ms - retired_.front().close_time_ms >= config_.retention_ms) {
+    entries_.erase(retired_.front().name);
+    retired_.pop_front();
+  }
+  return idle_count;
+}
+
+}  // namespace certkv::gate

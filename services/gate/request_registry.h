@@ -1,0 +1,111 @@
+// RequestRegistry: all requests of a gate, their policy, limits and end.
+//
+// State is in memory: after a restart no request is known, and reports are answered kRelease. What
+// had been leased before runs out by itself; readers then read originals or fail.
+//
+// Invariants:
+//   1. at most `request_limit` requests are kept; an open one is never dropped for another;
+//   2. a closed request is kept for the retention time unless its place is needed;
+//   3. policy versions rise.
+//
+// Threads: all methods are safe. Lock order: the registry's lock before an entry's. Nothing blocks
+// beyond these locks. Time comes from the clock.
+#ifndef CERTKV_SERVICES_GATE_REQUEST_REGISTRY_H_
+#define CERTKV_SERVICES_GATE_REQUEST_REGISTRY_H_
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/synchronization/mutex.h"
+#include "services/common/clock.h"
+#include "services/gate/config.h"
+#include "services/gate/policy.h"
+#include "services/gate/request.h"
+
+namespace certkv::gate {
+
+inline constexpr int32_t kRequestIdBytesMax = 128;
+inline constexpr int32_t kLabelBytesMax = 256;
+inline constexpr int32_t kPageSizeMax = 1000;
+inline constexpr int32_t kPageSizeDefault = 50;
+
+struct RiskPage {
+  std::vector<RequestRisk> risks;  // the riskiest first
+  std::string next_page_token;     // "" on the last page
+};
+
+class RequestRegistry {
+ public:
+  // `config` is valid; `clock` outlives the registry.
+  RequestRegistry(const GateConfig& config, const Clock* clock);
+
+  // A lease of a new request, or another lease of an open one.
+  // Errors: InvalidArgument [REQUEST_ID_INVALID | REQUEST_LABEL_INVALID | TOLERANCE_INVALID];
+  // ResourceExhausted [REQUEST_LIMIT]; as Request::Open.
+  absl::StatusOr<PolicyLease> OpenRequest(absl::string_view request_id, absl::string_view label,
+                                          const RequestTerms& terms);
+
+  // `request` is "requests/{request}" here and below. An unknown request is answered kRelease.
+  // Errors: InvalidArgument [REQUEST_NAME_INVALID]; as Request::Report.
+  absl::StatusOr<ReportAnswer> Report(absl::string_view request, const ReportBatch& batch);
+
+  // Errors of the others: InvalidArgument [REQUEST_NAME_INVALID]; NotFound [REQUEST_NOT_FOUND],
+  // never opened, forgotten after its retention, or gate was restarted.
+  absl::StatusOr<Decision> Decide(absl::string_view request, const ReadCertificate& certificate);
+  absl::StatusOr<RequestRisk> CloseRequest(absl::string_view request);
+  absl::StatusOr<RequestRisk> GetRisk(absl::string_view request) const;
+  // The risk when it has changed since `*change_count` (0 = tell anyhow), which is moved on.
+  absl::StatusOr<std::optional<RequestRisk>> GetRiskIfChanged(absl::string_view request,
+                                                              int64_t* change_count) const;
+
+  // A page of requests, the riskiest first, after the place that `page_token` names. Risks move
+  // while one pages: a request that passes the token's place is told twice or not.
+  // Errors: InvalidArgument [PAGE_SIZE_INVALID | PAGE_TOKEN_INVALID].
+  absl::StatusOr<RiskPage> ListRisks(int32_t page_size, absl::string_view page_token,
+                                     bool include_closed) const;
+
+  Policy policy() const;
+  // `policy.version` is the version it replaces, or 0 for whatever is there.
+  // Errors: InvalidArgument [POLICY_INVALID]; Aborted [POLICY_VERSION].
+  absl::StatusOr<Policy> UpdatePolicy(const Policy& policy);
+
+  // Closes idle requests and forgets closed ones. Called about once a second. Returns how many were
+  // closed for being idle.
+  int32_t Sweep();
+
+ private:
+  struct Entry {
+    template <typename... Args>
+    explicit Entry(Args&&... args) : request(std::forward<Args>(args)...) {}
+    mutable absl::Mutex mutex;
+    Request request ABSL_GUARDED_BY(mutex);
+  };
+  struct Retired {
+    std::string name;
+    int64_t close_time_ms;
+  };
+
+  absl::StatusOr<std::shared_ptr<Entry>> Find(absl::string_view request) const;
+  absl::Status MakeRoom() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  const GateConfig config_;
+  const Clock* const clock_;
+  mutable absl::Mutex mutex_;
+  Policy policy_ ABSL_GUARDED_BY(mutex_);
+  absl::flat_hash_map<std::string, std::shared_ptr<Entry>> entries_ ABSL_GUARDED_BY(mutex_);
+  std::deque<Retired> retired_ ABSL_GUARDED_BY(mutex_);  // closed requests, in order of closing
+};
+
+}  // namespace certkv::gate
+
+#endif  // CERTKV_SERVICES_GATE_REQUEST_REGISTRY_H_

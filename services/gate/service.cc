@@ -1,0 +1,201 @@
+#include "services/gate/service.h"
+
+#include <grpcpp/grpcpp.h>
+
+#include <atomic>
+#include <boost/asio/steady_timer.hpp>
+#include <chrono>
+#include <string>
+#include <utility>
+
+#include "absl/synchronization/mutex.h"
+#include "certkv/gate/v1/gate.grpc.pb.h"
+#include "kernels/core/status.h"
+#include "services/common/convert.h"
+#include "services/common/errors.h"
+#include "services/common/log.h"
+#include "services/gate/convert.h"
+#include "services/gate/request_registry.h"
+#include "services/gate/service_streams.h"
+
+namespace certkv {
+namespace {
+
+namespace v1 = gate::v1;
+using grpc::CallbackServerContext;
+using grpc::ServerUnaryReactor;
+
+constexpr std::chrono::milliseconds kTick{100};
+constexpr int kTicksPerSweep = 10;
+
+// Runs `answer`, which fills the response, unless the call has no deadline.
+template <typename Answer>
+ServerUnaryReactor* Unary(CallbackServerContext* context, const Answer& answer) {
+  ServerUnaryReactor* reactor = context->DefaultReactor();
+  grpc::Status status = RequireDeadline(*context, gate::kErrorDomain);
+  if (status.ok()) status = ToGrpcStatus(answer(), gate::kErrorDomain);
+  reactor->Finish(status);
+  return reactor;
+}
+
+}  // namespace
+
+// The service object and its timer. Handlers of the timer hold it only while they run, so that the
+// last of {GateServer, handler} destroys it.
+class GateServer::Core final : public v1::Gate::CallbackService,
+                               public std::enable_shared_from_this<GateServer::Core> {
+ public:
+  Core(const GateConfig& config, const Clock* clock, boost::asio::io_context* io_context)
+      : config_(config), io_context_(io_context), registry_(config, clock), timer_(*io_context) {}
+
+  void ScheduleTick() {
+    absl::MutexLock lock(&timer_mutex_);
+    if (stopped_) return;
+    timer_.expires_after(kTick);
+    timer_.async_wait([weak = weak_from_this()](const boost::system::error_code& error) {
+      const std::shared_ptr<Core> core = weak.lock();
+      if (error || core == nullptr) return;
+      core->Tick();
+      core->ScheduleTick();
+    });
+  }
+  void Stop() {
+    absl::MutexLock lock(&timer_mutex_);
+    stopped_ = true;
+    timer_.cancel();
+  }
+  void Drain() { streams_.DrainAll(); }
+
+  ServerUnaryReactor* OpenRequest(CallbackServerContext* context,
+                                  const v1::OpenRequestRequest* request,
+                                  v1::OpenRequestResponse* response) override {
+    return Unary(context, [&]() -> absl::Status {
+      CERTKV_ASSIGN_OR_RETURN(const gate::RequestTerms terms, gate::TermsFromProto(*request));
+      CERTKV_ASSIGN_OR_RETURN(
+          const PolicyLease lease,
+          registry_.OpenRequest(request->request_id(), request->label(), terms));
+      *response->mutable_lease() = PolicyLeaseToProto(lease);
+      return absl::OkStatus();
+    });
+  }
+
+  grpc::ServerBidiReactor<v1::ReportRequest, v1::ReportResponse>* Report(
+      CallbackServerContext*) override {
+    return new gate::ReportStream(&registry_, &streams_, io_context_);
+  }
+
+  ServerUnaryReactor* Decide(CallbackServerContext* context, const v1::DecideRequest* request,
+                             v1::DecideResponse* response) override {
+    return Unary(context, [&]() -> absl::Status {
+      CERTKV_ASSIGN_OR_RETURN(const ReadCertificate certificate,
+                              ReadCertificateFromProto(request->certificate()));
+      CERTKV_ASSIGN_OR_RETURN(const gate::Decision decision,
+                              registry_.Decide(request->request(), certificate));
+      gate::DecisionToProto(decision, response);
+      return absl::OkStatus();
+    });
+  }
+
+  ServerUnaryReactor* CloseRequest(CallbackServerContext* context,
+                                   const v1::CloseRequestRequest* request,
+                                   v1::RequestRisk* response) override {
+    return Unary(context, [&]() -> absl::Status {
+      CERTKV_ASSIGN_OR_RETURN(const gate::RequestRisk risk,
+                              registry_.CloseRequest(request->request()));
+      gate::RequestRiskToProto(risk, response);
+      return absl::OkStatus();
+    });
+  }
+
+  ServerUnaryReactor* GetRequestRisk(CallbackServerContext* context,
+                                     const v1::GetRequestRiskRequest* request,
+                                     v1::RequestRisk* response) override {
+    return Unary(context, [&]() -> absl::Status {
+      CERTKV_ASSIGN_OR_RETURN(const gate::RequestRisk risk, registry_.GetRisk(request->request()));
+      gate::RequestRiskToProto(risk, response);
+      return absl::OkStatus();
+    });
+  }
+
+  ServerUnaryReactor* ListRequestRisks(CallbackServerContext* context,
+                                       const v1::ListRequestRisksRequest* request,
+                                       v1::ListRequestRisksResponse* response) override {
+    return Unary(context, [&]() -> absl::Status {
+      CERTKV_ASSIGN_OR_RETURN(const gate::RiskPage page,
+                              registry_.ListRisks(request->page_size(), request->page_token(),
+                                                  request->include_closed()));
+      for (const gate::RequestRisk& risk : page.risks) {
+        gate::RequestRiskToProto(risk, response->add_risks());
+      }
+      response->set_next_page_token(page.next_page_token);
+      return absl::OkStatus();
+    });
+  }
+
+  grpc::ServerWriteReactor<v1::RequestRisk>* WatchRequestRisk(
+      CallbackServerContext*, const v1::WatchRequestRiskRequest* request) override {
+    return new gate::WatchStream(&registry_, &streams_, request->request(), config_.watcher_limit);
+  }
+
+  ServerUnaryReactor* GetPolicy(CallbackServerContext* context, const v1::GetPolicyRequest*,
+                                v1::Policy* response) override {
+    return Unary(context, [&]() -> absl::Status {
+      *response = gate::PolicyToProto(registry_.policy());
+      return absl::OkStatus();
+    });
+  }
+
+  ServerUnaryReactor* UpdatePolicy(CallbackServerContext* context,
+                                   const v1::UpdatePolicyRequest* request,
+                                   v1::Policy* response) override {
+    return Unary(context, [&]() -> absl::Status {
+      CERTKV_ASSIGN_OR_RETURN(const gate::Policy asked, gate::PolicyFromProto(request->policy()));
+      CERTKV_ASSIGN_OR_RETURN(const gate::Policy policy, registry_.UpdatePolicy(asked));
+      Log(LogLevel::kInfo, "policy_updated",
+          {{"version", policy.version},
+           {"tv_tolerance", policy.tolerances.tv_tolerance},
+           {"value_tolerance", policy.tolerances.value_tolerance},
+           {"output_tolerance", policy.tolerances.output_tolerance},
+           {"read_mode", ReadModeName(policy.read_mode)},
+           {"risk_mode", RiskModeName(policy.risk_mode)},
+           {"peer", context->peer()}});
+      *response = gate::PolicyToProto(policy);
+      return absl::OkStatus();
+    });
+  }
+
+ private:
+  void Tick() {
+    streams_.TickAll();
+    if (++tick_count_ % kTicksPerSweep != 0) return;
+    const int32_t idle_count = registry_.Sweep();
+    if (idle_count > 0) Log(LogLevel::kInfo, "idle_requests_closed", {{"requests", idle_count}});
+  }
+
+  const GateConfig config_;
+  boost::asio::io_context* const io_context_;
+  gate::RequestRegistry registry_;
+  gate::StreamSet streams_;
+  std::atomic<int64_t> tick_count_ = 0;
+  absl::Mutex timer_mutex_;
+  bool stopped_ ABSL_GUARDED_BY(timer_mutex_) = false;
+  boost::asio::steady_timer timer_ ABSL_GUARDED_BY(timer_mutex_);
+};
+
+GateServer::GateServer(std::shared_ptr<Core> core) : core_(std::move(core)) {}
+
+GateServer::~GateServer() { core_->Stop(); }
+
+absl::StatusOr<std::unique_ptr<GateServer>> GateServer::Create(
+    const GateConfig& config, const Clock* clock, boost::asio::io_context* io_context) {
+  CERTKV_RETURN_IF_ERROR(gate::ValidatePolicy(config.policy));
+  auto core = std::make_shared<Core>(config, clock, io_context);
+  core->ScheduleTick();
+  return std::unique_ptr<GateServer>(new GateServer(std::move(core)));
+}
+
+std::vector<grpc::Service*> GateServer::grpc_services() { return {core_.get()}; }
+
+void GateServer::Drain() { core_->Drain(); }
+
+}  // namespace certkv

@@ -1,0 +1,48 @@
+// GateServer: the Gate service of proto/certkv/gate/v1 over a RequestRegistry.
+#ifndef CERTKV_SERVICES_GATE_SERVICE_H_
+#define CERTKV_SERVICES_GATE_SERVICE_H_
+
+// Boost 1.74's Asio uses std::exchange without including it.
+#include <utility>
+//
+#include <boost/asio/io_context.hpp>
+#include <memory>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "services/common/clock.h"
+#include "services/gate/config.h"
+
+namespace grpc {
+class Service;
+}  // namespace grpc
+
+namespace certkv {
+
+// Threads: all methods are safe; calls are served on gRPC's and the io_context's threads.
+class GateServer {
+ public:
+  // `clock` and `io_context` outlive the server. Starts a timer on the io_context: it sweeps idle
+  // and old requests once a second and feeds watchers ten times a second.
+  // Errors: InvalidArgument [POLICY_INVALID], the config was not read by its schema.
+  static absl::StatusOr<std::unique_ptr<GateServer>> Create(const GateConfig& config,
+                                                            const Clock* clock,
+                                                            boost::asio::io_context* io_context);
+  // Comes after the gRPC server was shut down.
+  ~GateServer();
+
+  std::vector<grpc::Service*> grpc_services();
+
+  // Ends report streams after the batch they are at, and watches, with UNAVAILABLE [DRAINING].
+  // Unary calls go on. Doesn't block.
+  void Drain();
+
+ private:
+  class Core;
+  explicit GateServer(std::shared_ptr<Core> core);
+  const std::shared_ptr<Core> core_;
+};
+
+}  // namespace certkv
+
+#endif  // CERTKV_SERVICES_GATE_SERVICE_H_

@@ -1,0 +1,198 @@
+#include "services/gate/service_streams.h"
+
+#include <boost/asio/post.hpp>
+#include <optional>
+#include <vector>
+
+#include "kernels/core/status.h"
+#include "services/common/errors.h"
+#include "services/common/log.h"
+#include "services/gate/convert.h"
+
+namespace certkv::gate {
+namespace {
+
+// A batch of this many certificates takes about 50 microseconds to count; a larger one is counted
+// on the io_context's threads.
+constexpr int kCertificatesInline = 256;
+
+grpc::Status DrainingStatus() {
+  return ToGrpcStatus(MakeError(absl::StatusCode::kUnavailable, "DRAINING",
+                                "this gate is shutting down; connect again and go on there"),
+                      kErrorDomain);
+}
+
+}  // namespace
+
+StreamSet::Admission StreamSet::Add(OpenStream* stream, bool is_watch, int32_t watch_limit) {
+  absl::MutexLock lock(&mutex_);
+  if (draining_) return Admission::kDraining;
+  if (is_watch && static_cast<int64_t>(watches_.size()) >= watch_limit) return Admission::kFull;
+  (is_watch ? watches_ : reports_).insert(stream);
+  return Admission::kAdmitted;
+}
+
+void StreamSet::Remove(OpenStream* stream) {
+  absl::MutexLock lock(&mutex_);
+  reports_.erase(stream);
+  watches_.erase(stream);
+}
+
+void StreamSet::DrainAll() {
+  absl::MutexLock lock(&mutex_);
+  draining_ = true;
+  for (OpenStream* stream : reports_) stream->Drain();
+  for (OpenStream* stream : watches_) stream->Drain();
+}
+
+void StreamSet::TickAll() {
+  absl::MutexLock lock(&mutex_);
+  for (OpenStream* stream : watches_) stream->Tick();
+}
+
+ReportStream::ReportStream(RequestRegistry* registry, StreamSet* streams,
+                           boost::asio::io_context* io_context)
+    : registry_(registry), streams_(streams), io_context_(io_context) {
+  const auto admission = streams_->Add(this, /*is_watch=*/false, 0);
+  absl::MutexLock lock(&mutex_);
+  if (admission != StreamSet::Admission::kAdmitted || draining_) {
+    End(DrainingStatus());
+  } else {
+    at_rest_ = true;
+    StartRead(&request_);
+  }
+}
+
+void ReportStream::OnReadDone(bool ok) {
+  {
+    absl::MutexLock lock(&mutex_);
+    at_rest_ = false;
+    if (ended_) return;
+    if (!ok) return End(grpc::Status::OK);  // the client has no more, or is gone
+  }
+  if (request_.certificates_size() <= kCertificatesInline) {
+    CountBatch();
+  } else {
+    boost::asio::post(*io_context_, [this] { CountBatch(); });
+  }
+}
+
+void ReportStream::CountBatch() {
+  const auto count = [this]() -> absl::StatusOr<ReportAnswer> {
+    CERTKV_ASSIGN_OR_RETURN(const std::vector<ReadCertificate> certificates,
+                            CertificatesFromProto(request_));
+    return registry_->Report(request_.request(),
+                             {.reporter_id = request_.reporter_id(),
+                              .batch_number = request_.batch_number(),
+                              .certificates = certificates,
+                              .failed_read_count = request_.failed_read_count()});
+  };
+  const absl::StatusOr<ReportAnswer> answer = count();
+  if (answer.ok() && answer->outside_tolerance > 0) {
+    Log(LogLevel::kWarning, "reads_outside_tolerance",
+        {{"request", request_.request()},
+         {"reporter", request_.reporter_id()},
+         {"reads", answer->outside_tolerance}});
+  }
+  absl::MutexLock lock(&mutex_);
+  if (!answer.ok()) return End(ToGrpcStatus(answer.status(), kErrorDomain));
+  response_.Clear();
+  response_.set_request(request_.request());
+  response_.set_batch_number(request_.batch_number());
+  ReportAnswerToProto(*answer, &response_);
+  StartWrite(&response_);
+}
+
+void ReportStream::OnWriteDone(bool ok) {
+  absl::MutexLock lock(&mutex_);
+  if (ended_) return;
+  if (!ok) return End(grpc::Status::CANCELLED);
+  if (draining_) return End(DrainingStatus());
+  at_rest_ = true;
+  StartRead(&request_);
+}
+
+void ReportStream::Drain() {
+  absl::MutexLock lock(&mutex_);
+  draining_ = true;
+  // A read that is under way ends with the stream.
+  if (at_rest_ && !ended_) End(DrainingStatus());
+}
+
+void ReportStream::End(const grpc::Status& status) {
+  ended_ = true;
+  Finish(status);
+}
+
+void ReportStream::OnDone() {
+  streams_->Remove(this);
+  delete this;
+}
+
+WatchStream::WatchStream(const RequestRegistry* registry, StreamSet* streams, std::string request,
+                         int32_t watch_limit)
+    : registry_(registry), streams_(streams), request_(std::move(request)) {
+  const auto admission = streams_->Add(this, /*is_watch=*/true, watch_limit);
+  absl::MutexLock lock(&mutex_);
+  if (admission == StreamSet::Admission::kFull) {
+    End(ToGrpcStatus(MakeError(absl::StatusCode::kResourceExhausted, "WATCH_LIMIT",
+                               absl::StrCat(watch_limit,
+                                            " watches are open, which is the most; close some, or "
+                                            "raise watcher_limit in gate's config")),
+                     kErrorDomain));
+  } else if (admission == StreamSet::Admission::kDraining) {
+    End(DrainingStatus());
+  } else {
+    Step();
+  }
+}
+
+void WatchStream::Step() {
+  if (ended_ || writing_) return;
+  if (draining_) return End(DrainingStatus());
+  absl::StatusOr<std::optional<RequestRisk>> risk =
+      registry_->GetRiskIfChanged(request_, &change_count_);
+  if (!risk.ok()) return End(ToGrpcStatus(risk.status(), kErrorDomain));
+  if (!risk->has_value()) return;
+  response_.Clear();
+  RequestRiskToProto(**risk, &response_);
+  writing_ = true;
+  StartWrite(&response_);
+}
+
+void WatchStream::OnWriteDone(bool ok) {
+  absl::MutexLock lock(&mutex_);
+  writing_ = false;
+  if (ended_) return;
+  if (!ok) return End(grpc::Status::CANCELLED);
+  if (response_.closed()) return End(grpc::Status::OK);
+  if (draining_) End(DrainingStatus());
+}
+
+void WatchStream::Tick() {
+  absl::MutexLock lock(&mutex_);
+  Step();
+}
+
+void WatchStream::Drain() {
+  absl::MutexLock lock(&mutex_);
+  draining_ = true;
+  Step();
+}
+
+void WatchStream::OnCancel() {
+  absl::MutexLock lock(&mutex_);
+  if (!ended_ && !writing_) End(grpc::Status::CANCELLED);
+}
+
+void WatchStream::End(const grpc::Status& status) {
+  ended_ = true;
+  Finish(status);
+}
+
+void WatchStream::OnDone() {
+  streams_->Remove(this);
+  delete this;
+}
+
+}  // namespace certkv::gate
