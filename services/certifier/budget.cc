@@ -7,7 +7,7 @@
 #include "kernels/core/check.h"
 #include "kernels/core/status.h"
 
-namespace certkv {
+namespace certkv::certifier {
 namespace {
 
 constexpr double kUnitsPerTv = 0x1p40;
@@ -74,4 +74,4 @@ absl::StatusOr<std::shared_ptr<BudgetAccount>> BudgetBook::AccountOf(const Polic
   return account;
 }
 
-}  // namespace certkv
+}  // namespace certkv::certifier

@@ -19,7 +19,7 @@
 #include "absl/synchronization/mutex.h"
 #include "kernels/core/policy.h"
 
-namespace certkv {
+namespace certkv::certifier {
 
 // Threads: all methods may be called concurrently; lock-free.
 class BudgetAccount {
@@ -67,6 +67,6 @@ class BudgetBook {
   absl::flat_hash_map<int64_t, Entry> accounts_ ABSL_GUARDED_BY(mutex_);  // by lease id
 };
 
-}  // namespace certkv
+}  // namespace certkv::certifier
 
 #endif  // CERTKV_SERVICES_CERTIFIER_BUDGET_H_

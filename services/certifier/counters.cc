@@ -2,7 +2,7 @@
 
 #include "kernels/core/status.h"
 
-namespace certkv {
+namespace certkv::certifier {
 
 void CertifierCounters::CountError(const absl::Status& status) {
   std::string reason = ReasonOf(status);
@@ -16,4 +16,4 @@ std::map<std::string, int64_t> CertifierCounters::ErrorsByReason() const {
   return errors_by_reason;
 }
 
-}  // namespace certkv
+}  // namespace certkv::certifier

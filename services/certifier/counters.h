@@ -12,7 +12,7 @@
 #include "absl/synchronization/mutex.h"
 #include "kernels/core/policy.h"
 
-namespace certkv {
+namespace certkv::certifier {
 
 // Threads: all members may be used concurrently. Each number is exact; several read together are
 // not a snapshot.
@@ -41,6 +41,6 @@ struct CertifierCounters {
   std::map<std::string, int64_t> errors_by_reason ABSL_GUARDED_BY(mutex);
 };
 
-}  // namespace certkv
+}  // namespace certkv::certifier
 
 #endif  // CERTKV_SERVICES_CERTIFIER_COUNTERS_H_

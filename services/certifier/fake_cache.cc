@@ -11,7 +11,7 @@
 #include "kernels/core/limits.h"
 #include "kernels/ops/quantize_tile.h"
 
-namespace certkv {
+namespace certkv::certifier {
 namespace {
 
 constexpr int64_t kTestStagingId = 77;
@@ -109,7 +109,7 @@ void FakeCache::SealBlock(int32_t block) {
         args.identity_tag = TileIdentityTag(handle.key, layer, head, tile);
         args.scan = scan(block, layer, head, tile);
         args.detail = detail(block, layer, head, tile);
-        CERTKV_CHECK(QuantizeTile(Backend::kReference, args).ok(), "the fake's data is finite");
+        CERTKV_CHECK(QuantizeTile(Backend::kCpu, args).ok(), "the fake's data is finite");
       }
     }
   }
@@ -215,4 +215,4 @@ PolicyLease TestLease(const Tolerances& tolerances, ReadMode mode) {
   return lease;
 }
 
-}  // namespace certkv
+}  // namespace certkv::certifier

@@ -15,7 +15,7 @@
 #include "services/certifier/mapped_cache.h"
 #include "services/certifier/view.h"
 
-namespace certkv {
+namespace certkv::certifier {
 
 // Keys and values of one sequence in their original 16 bits:
 // keys[layer][(token * kv_head_count + kv_head) * d + channel], values the same with d_v.
@@ -96,6 +96,6 @@ CacheSpec SmallSpec(int32_t layer_count, int32_t kv_head_count, int32_t group_si
 // A lease of "requests/test" that never expires.
 PolicyLease TestLease(const Tolerances& tolerances, ReadMode mode = ReadMode::kEnforce);
 
-}  // namespace certkv
+}  // namespace certkv::certifier
 
 #endif  // CERTKV_SERVICES_CERTIFIER_FAKE_CACHE_H_

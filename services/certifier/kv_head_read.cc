@@ -7,7 +7,7 @@
 #include "kernels/core/check.h"
 #include "kernels/core/status.h"
 
-namespace certkv {
+namespace certkv::certifier {
 namespace {
 
 constexpr uint8_t kSourceOriginals = kSourceOriginalKeys | kSourceOriginalValues;
@@ -247,4 +247,4 @@ int64_t KvHeadRead::RepairBytes(int32_t g) {
   return bytes;
 }
 
-}  // namespace certkv
+}  // namespace certkv::certifier

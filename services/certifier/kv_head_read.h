@@ -16,7 +16,7 @@
 #include "services/certifier/read_tiles.h"
 #include "services/certifier/read_workspace.h"
 
-namespace certkv {
+namespace certkv::certifier {
 
 // Largest worst_case_tv of an output that may be called exact. Computed from originals, a head has
 // only the slack of float sums, c = 2 (d + 2) 2^-24 s ||q|| ||k||, and TV* <= tanh(c / 2): 1/16
@@ -75,6 +75,6 @@ class KvHeadRead {
   bool first_pass_ = true;
 };
 
-}  // namespace certkv
+}  // namespace certkv::certifier
 
 #endif  // CERTKV_SERVICES_CERTIFIER_KV_HEAD_READ_H_

@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/core/status.h"
 
-namespace certkv {
+namespace certkv::certifier {
 
 absl::StatusOr<MappedSlab> MappedSlab::Create(const CacheSpec& spec, SlabKind kind,
                                               Mapping mapping) {
@@ -62,4 +62,4 @@ absl::Status MappedCache::CheckAlive() const {
                                 "blocks up again and open a new view"));
 }
 
-}  // namespace certkv
+}  // namespace certkv::certifier

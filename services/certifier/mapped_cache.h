@@ -14,7 +14,7 @@
 #include "kernels/core/shared_memory.h"
 #include "kernels/core/slab_layout.h"
 
-namespace certkv {
+namespace certkv::certifier {
 
 // One mapped slab with its layout. The bytes live as long as the object.
 class MappedSlab {
@@ -104,6 +104,6 @@ class MappedCache {
   std::atomic<bool> alive_{true};
 };
 
-}  // namespace certkv
+}  // namespace certkv::certifier
 
 #endif  // CERTKV_SERVICES_CERTIFIER_MAPPED_CACHE_H_

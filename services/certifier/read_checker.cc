@@ -12,7 +12,7 @@
 #include "kernels/core/status.h"
 #include "kernels/ops/quantize_tile.h"
 
-namespace certkv {
+namespace certkv::certifier {
 namespace {
 
 // DequantizeTile rounds keys to float, 2^-24 of a logit below 2^10 nats; doubles add less.
@@ -220,4 +220,4 @@ std::vector<float> RandomQueries(const CacheSpec& spec, float scale, std::mt1993
   return queries;
 }
 
-}  // namespace certkv
+}  // namespace certkv::certifier

@@ -15,7 +15,7 @@
 #include "services/certifier/read_kernels.h"
 #include "services/certifier/read_plan.h"
 
-namespace certkv {
+namespace certkv::certifier {
 
 // Attention of one query head over the originals, in double.
 struct ExactAttention {
@@ -70,6 +70,6 @@ class ReadChecker {
 // [query heads][d], normal times `scale`.
 std::vector<float> RandomQueries(const CacheSpec& spec, float scale, std::mt19937_64* random);
 
-}  // namespace certkv
+}  // namespace certkv::certifier
 
 #endif  // CERTKV_SERVICES_CERTIFIER_READ_CHECKER_H_

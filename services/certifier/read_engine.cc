@@ -5,7 +5,7 @@
 #include "kernels/core/check.h"
 #include "kernels/core/status.h"
 
-namespace certkv {
+namespace certkv::certifier {
 
 absl::Status ReadEngine::ReadKvHead(const ReadPlan& plan, int32_t kv_head, ReadWorkspace* workspace,
                                     const ReadOutput& output, int64_t* reserved_units) const {
@@ -56,4 +56,4 @@ absl::Status ReadEngine::Read(const ReadPlan& plan, ReadWorkspace* workspace,
   return EndRead(plan, status, reserved_units, output);
 }
 
-}  // namespace certkv
+}  // namespace certkv::certifier

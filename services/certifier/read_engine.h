@@ -17,7 +17,7 @@
 #include "services/certifier/read_plan.h"
 #include "services/certifier/read_workspace.h"
 
-namespace certkv {
+namespace certkv::certifier {
 
 // Where a read goes. Owned by the caller; unspecified, and not to be used, after an error.
 struct ReadOutput {
@@ -51,6 +51,6 @@ class ReadEngine {
   CertifierCounters* const counters_;
 };
 
-}  // namespace certkv
+}  // namespace certkv::certifier
 
 #endif  // CERTKV_SERVICES_CERTIFIER_READ_ENGINE_H_

@@ -9,7 +9,7 @@
 #include "kernels/ops/backend.h"
 #include "kernels/ops/finish_certificate.h"
 
-namespace certkv {
+namespace certkv::certifier {
 
 struct ReadKernels {
   std::function<absl::Status(const AttendArgs&, const AttendResult&, void*)> attend;
@@ -28,6 +28,6 @@ inline ReadKernels KernelsOf(Backend backend) {
   };
 }
 
-}  // namespace certkv
+}  // namespace certkv::certifier
 
 #endif  // CERTKV_SERVICES_CERTIFIER_READ_KERNELS_H_

@@ -9,7 +9,7 @@
 #include "kernels/core/limits.h"
 #include "kernels/core/status.h"
 
-namespace certkv {
+namespace certkv::certifier {
 namespace {
 
 template <typename... Parts>
@@ -102,4 +102,4 @@ absl::StatusOr<ReadPlan> PlanRead(const View& view, const ReadRequest& request, 
   return plan;
 }
 
-}  // namespace certkv
+}  // namespace certkv::certifier

@@ -11,7 +11,7 @@
 #include "services/certifier/mapped_cache.h"
 #include "services/certifier/view.h"
 
-namespace certkv {
+namespace certkv::certifier {
 
 // What a caller asks. Borrowed until the read has ended.
 struct ReadRequest {
@@ -53,6 +53,6 @@ struct ReadPlan {
 //         [POLICY_LEASE_EXPIRED]; Unavailable [STORE_UNREACHABLE].
 absl::StatusOr<ReadPlan> PlanRead(const View& view, const ReadRequest& request, int64_t now_ms);
 
-}  // namespace certkv
+}  // namespace certkv::certifier
 
 #endif  // CERTKV_SERVICES_CERTIFIER_READ_PLAN_H_

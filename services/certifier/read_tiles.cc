@@ -11,7 +11,7 @@
 #include "kernels/ops/quantize_tile.h"
 #include "kernels/ops/tile_checksum.h"
 
-namespace certkv {
+namespace certkv::certifier {
 namespace {
 
 absl::Status Reused(absl::string_view tier, int32_t block, int32_t slot) {
@@ -202,4 +202,4 @@ const uint16_t* ReadTiles::tail_values() const {
               slab.layout().value_offset(plan_.snapshot.tail.slot, plan_.request.layer, kv_head_));
 }
 
-}  // namespace certkv
+}  // namespace certkv::certifier

@@ -13,7 +13,7 @@
 #include "services/certifier/read_plan.h"
 #include "services/certifier/read_workspace.h"
 
-namespace certkv {
+namespace certkv::certifier {
 
 // Borrows the plan, and the workspace's `tiles` and `original_held`, as long as it lives.
 class ReadTiles {
@@ -64,6 +64,6 @@ class ReadTiles {
   ReadWorkspace* const workspace_;
 };
 
-}  // namespace certkv
+}  // namespace certkv::certifier
 
 #endif  // CERTKV_SERVICES_CERTIFIER_READ_TILES_H_

@@ -7,7 +7,7 @@
 #include "kernels/core/limits.h"
 #include "kernels/core/tile_layout.h"
 
-namespace certkv {
+namespace certkv::certifier {
 namespace {
 
 constexpr auto kScratchAlignment = std::align_val_t{kPlaneAlignment};
@@ -116,4 +116,4 @@ void WorkspacePool::Return(std::unique_ptr<ReadWorkspace> workspace) {
   idle_.push_back(std::move(workspace));
 }
 
-}  // namespace certkv
+}  // namespace certkv::certifier

@@ -14,7 +14,7 @@
 #include "kernels/ops/finish_certificate.h"
 #include "services/certifier/repair_ladder.h"
 
-namespace certkv {
+namespace certkv::certifier {
 
 // The largest read that a workspace has room for.
 struct WorkspaceShape {
@@ -109,6 +109,6 @@ class WorkspacePool {
   std::vector<std::unique_ptr<ReadWorkspace>> idle_ ABSL_GUARDED_BY(mutex_);
 };
 
-}  // namespace certkv
+}  // namespace certkv::certifier
 
 #endif  // CERTKV_SERVICES_CERTIFIER_READ_WORKSPACE_H_

@@ -2,11 +2,12 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
+#include "absl/types/span.h"
+#include "kernels/bounds/repair_order.h"
 #include "kernels/ops/attend.h"
 
-namespace certkv {
+namespace certkv::certifier {
 namespace {
 
 // Below this no certificate can be: the finishing step adds BlockLseSlackNat, at least 2^-14 nats,
@@ -16,7 +17,7 @@ constexpr double kReachableTvMin = 0x1p-13;
 constexpr double kTvAim = 0.95;
 constexpr double kValueAim = 1 - 0x1p-10;
 // What a repaired tile's half-width is taken to be in a prediction: arithmetic slack, about.
-constexpr float kRepairedHalfWidthNat = 0x1p-12f;
+constexpr double kRepairedHalfWidthNat = 0x1p-12;
 
 // How far down each bound has to come.
 struct Targets {
@@ -44,70 +45,46 @@ Targets TargetsOf(const LadderEvidence& evidence, const Tolerances& tolerances) 
   return targets;
 }
 
-// Tiles whose `bit` is not yet set, by falling score, in workspace->order. Returns how many.
-int32_t OrderTiles(TileSpan tiles, uint8_t bit, const uint8_t* sources,
-                   LadderWorkspace* workspace) {
-  int32_t count = 0;
-  for (int32_t tile = tiles.begin; tile < tiles.end; ++tile) {
-    if ((sources[tile] & bit) == 0) workspace->order[count++] = tile;
-  }
-  const std::vector<double>& score = workspace->score;
-  std::sort(workspace->order.begin(), workspace->order.begin() + count,
-            [&score](int32_t a, int32_t b) {
-              return score[a] != score[b] ? score[a] > score[b] : a < b;
-            });
-  return count;
-}
-
-void Take(int32_t count, uint8_t bit, const LadderWorkspace& workspace, uint8_t* sources) {
-  for (int32_t i = 0; i < count; ++i) sources[workspace.order[i]] |= bit;
-}
-
-// Copies the atoms to the workspace as masses. False when they can't be ranked.
-bool FillAtoms(const LadderEvidence& evidence, LadderWorkspace* workspace) {
-  if (!std::isfinite(evidence.lse_nat)) return false;
-  for (int32_t a = 0; a < evidence.atom_count; ++a) {
-    workspace->mass[a] = std::exp(double{evidence.block_lse[a]} - evidence.lse_nat);
-    workspace->top_mass[a] = std::exp(double{evidence.block_max_logit[a]} - evidence.lse_nat);
-    workspace->half_width[a] = evidence.logit_half_width[a];
-    if (!std::isfinite(workspace->mass[a])) return false;
-  }
+// Sets `bit` of a tile; false when it was set.
+bool Take(int32_t tile, uint8_t bit, uint8_t* sources) {
+  if ((sources[tile] & bit) != 0) return false;
+  sources[tile] |= bit;
   return true;
 }
 
-WorstCaseTvResult Predict(const LadderEvidence& evidence, double tolerance,
-                          LadderWorkspace* workspace) {
-  const auto count = static_cast<size_t>(evidence.atom_count);
-  const TvAtoms<double, float> atoms = {
-      .mass = absl::MakeConstSpan(workspace->mass.data(), count),
-      .half_width = absl::MakeConstSpan(workspace->half_width.data(), count),
-      .top_token_mass = absl::MakeConstSpan(workspace->top_mass.data(), count),
-  };
-  return WorstCaseTv(atoms, {.tolerance = tolerance}, &workspace->worst_case_tv);
-}
-
-// By how much the bound falls when the atom's half-width becomes 0, at the worst case found:
-// its terms of the dual function F(lambda, r) of tv_relaxation.h, before minus after.
-double DropOfAtom(double mass, float half_width, const WorstCaseTvResult& worst) {
-  const double c = std::min<double>(half_width, kTvHalfWidthMax);
-  const double r = worst.adversary_share;
-  const double lambda = worst.multiplier;
-  const double h = (1 - r) * std::exp(c) + r * std::exp(-c);
-  return mass * (std::max(0.0, lambda * h - 1) - std::max(0.0, lambda - 1) +
-                 lambda * r * (1 - std::exp(-c)));
+// Copies the atoms to the workspace as masses, with what a repair would leave of their half-widths.
+// False when they can't be ranked.
+bool FillAtoms(const LadderEvidence& evidence, LadderWorkspace* workspace) {
+  if (!std::isfinite(evidence.lse_nat)) return false;
+  const int32_t first = evidence.tiles.begin * evidence.atoms_per_tile;
+  const int32_t end = evidence.tiles.end * evidence.atoms_per_tile;
+  for (int32_t a = 0; a < evidence.atom_count; ++a) {
+    workspace->atom_mass[a] = std::exp(double{evidence.block_lse[a]} - evidence.lse_nat);
+    workspace->top_token_mass[a] = std::exp(double{evidence.block_max_logit[a]} - evidence.lse_nat);
+    const double half_width = evidence.logit_half_width[a];
+    workspace->half_width[a] = half_width;
+    // The tail and the sink are exact already.
+    const bool repairable = a >= first && a < end;
+    workspace->repaired_half_width[a] =
+        repairable ? std::min(half_width, kRepairedHalfWidthNat) : half_width;
+  }
+  return true;
 }
 
 }  // namespace
 
 void LadderWorkspace::Reserve(int64_t tile_count, int64_t atom_count) {
-  const auto grow = [](auto* array, int64_t size) {
+  const auto grow = [](std::vector<double>* array, int64_t size) {
     if (static_cast<int64_t>(array->size()) < size) array->resize(static_cast<size_t>(size));
   };
-  grow(&order, tile_count);
-  grow(&score, tile_count);
-  grow(&mass, atom_count);
-  grow(&top_mass, atom_count);
+  order.reserve(static_cast<size_t>(std::max(tile_count, atom_count)));
+  grow(&tile_mass, tile_count);
+  grow(&tile_error, tile_count);
+  grow(&atom_mass, atom_count);
+  grow(&top_token_mass, atom_count);
   grow(&half_width, atom_count);
+  grow(&repaired_half_width, atom_count);
+  tried_half_width.reserve(static_cast<size_t>(atom_count));
 }
 
 void HeadLadder::ClimbToHead(TileSpan tiles, uint8_t* sources) {
@@ -146,61 +123,57 @@ void HeadLadder::Climb(const LadderEvidence& evidence, const Tolerances& toleran
 int32_t HeadLadder::ClimbValues(const LadderEvidence& evidence, double value_target,
                                 LadderWorkspace* workspace, uint8_t* sources) {
   if (value_rounds_++ >= kRepairRoundsMax) return 0;
-  for (int32_t tile = evidence.tiles.begin; tile < evidence.tiles.end; ++tile) {
-    workspace->score[tile] = evidence.tile_value_error[tile];
+  // Attend's errors are weighted already: with equal masses their mean is what is compared.
+  const auto count = static_cast<size_t>(evidence.tiles.size());
+  std::fill_n(workspace->tile_mass.begin(), count, 1.0);
+  std::copy_n(evidence.tile_value_error + evidence.tiles.begin, count,
+              workspace->tile_error.begin());
+  const ValueRepairInput input = {
+      .block_mass = absl::MakeConstSpan(workspace->tile_mass.data(), count),
+      .value_error_bound = absl::MakeConstSpan(workspace->tile_error.data(), count),
+      .value_term_max = value_target / static_cast<double>(count),
+  };
+  const RepairChoice choice = ChooseValueRepairs(input, &workspace->order);
+  if (!choice.meets_target) return 0;
+  const int32_t wanted = std::max({choice.block_count, value_tiles_, 1});
+  int32_t added = 0;
+  for (size_t i = 0; i < workspace->order.size() && added < wanted; ++i) {
+    const int32_t tile = evidence.tiles.begin + workspace->order[i];
+    if (Take(tile, kSourceOriginalValues, sources)) ++added;
   }
-  const int32_t candidates = OrderTiles(evidence.tiles, kSourceOriginalValues, sources, workspace);
-  // From the small end: how many can stay quantized?
-  double kept_error = 0;
-  int32_t count = candidates;
-  while (count > 0) {
-    const double error = workspace->score[workspace->order[count - 1]];
-    if (!(kept_error + error <= value_target)) break;
-    kept_error += error;
-    --count;
-  }
-  count = std::min(candidates, std::max({count, value_tiles_, 1}));
-  Take(count, kSourceOriginalValues, *workspace, sources);
-  value_tiles_ += count;
-  return count;
+  value_tiles_ += added;
+  return added;
 }
 
 int32_t HeadLadder::ClimbKeys(const LadderEvidence& evidence, double tv_target,
                               LadderWorkspace* workspace, uint8_t* sources) {
   if (key_rounds_++ >= kRepairRoundsMax || !(tv_target >= kReachableTvMin)) return 0;
   if (!FillAtoms(evidence, workspace)) return 0;
-  WorstCaseTvResult worst = Predict(evidence, tv_target, workspace);
-  const auto first_atom = [&](int32_t tile) { return tile * evidence.atoms_per_tile; };
-  for (int32_t tile = evidence.tiles.begin; tile < evidence.tiles.end; ++tile) {
-    double drop = 0;
-    for (int32_t a = first_atom(tile); a < first_atom(tile + 1); ++a) {
-      drop += DropOfAtom(workspace->mass[a], workspace->half_width[a], worst);
-    }
-    workspace->score[tile] = drop;
+  const auto count = static_cast<size_t>(evidence.atom_count);
+  const auto first = [count](const std::vector<double>& array) {
+    return absl::MakeConstSpan(array.data(), count);
+  };
+  KeyRepairInput input;
+  input.atoms = {.mass = first(workspace->atom_mass),
+                 .half_width = first(workspace->half_width),
+                 .top_token_mass = first(workspace->top_token_mass)};
+  input.repaired_half_width = first(workspace->repaired_half_width);
+  input.found = WorstCaseTv(input.atoms, {.tolerance = tv_target}, &workspace->worst_case_tv);
+  input.tv_max = tv_target;
+  const RepairChoice choice = ChooseKeyRepairs(input, &workspace->worst_case_tv,
+                                               &workspace->tried_half_width, &workspace->order);
+  if (!choice.meets_target) return 0;
+  // Whole tiles are read, so an atom's neighbours come with it; after a miss at least as many
+  // tiles again as were repaired so far.
+  int32_t added = 0;
+  for (size_t i = 0; i < workspace->order.size(); ++i) {
+    if (static_cast<int32_t>(i) >= choice.block_count && added >= std::max(key_tiles_, 1)) break;
+    const int32_t tile = workspace->order[i] / evidence.atoms_per_tile;
+    if (tile < evidence.tiles.begin || tile >= evidence.tiles.end) continue;
+    if (Take(tile, kSourceOriginalKeys, sources)) ++added;
   }
-  const int32_t candidates = OrderTiles(evidence.tiles, kSourceOriginalKeys, sources, workspace);
-  // First guess: as many as their drops say. Then predict, and take half as many more on a miss.
-  double predicted = worst.worst_case_tv;
-  int32_t count = 0;
-  while (count < candidates && !(predicted <= tv_target)) {
-    predicted -= workspace->score[workspace->order[count++]];
-  }
-  count = std::min(candidates, std::max({count, key_tiles_, 1}));
-  int32_t repaired = 0;
-  while (true) {
-    for (; repaired < count; ++repaired) {
-      const int32_t tile = workspace->order[repaired];
-      std::fill_n(workspace->half_width.begin() + first_atom(tile), evidence.atoms_per_tile,
-                  kRepairedHalfWidthNat);
-    }
-    worst = Predict(evidence, tv_target, workspace);
-    if (worst.worst_case_tv <= tv_target) break;
-    if (count == candidates) return 0;  // not even with every key
-    count = std::min(candidates, count + std::max(1, count / 2));
-  }
-  Take(count, kSourceOriginalKeys, *workspace, sources);
-  key_tiles_ += count;
-  return count;
+  key_tiles_ += added;
+  return added;
 }
 
-}  // namespace certkv
+}  // namespace certkv::certifier

@@ -17,7 +17,7 @@
 #include "kernels/bounds/worst_case_tv.h"
 #include "kernels/core/policy.h"
 
-namespace certkv {
+namespace certkv::certifier {
 
 // Rounds of one rung before the next one is taken: passes over the sequence, so the bound of a
 // read's time. Counts double from round to round, so that four cover a choice 8 times too small.
@@ -48,11 +48,14 @@ struct LadderEvidence {
 struct LadderWorkspace {
   void Reserve(int64_t tile_count, int64_t atom_count);
 
-  std::vector<int32_t> order;     // [T] tiles, the best to repair first
-  std::vector<double> score;      // [T] indexed by tile
-  std::vector<double> mass;       // [A]
-  std::vector<double> top_mass;   // [A]
-  std::vector<float> half_width;  // [A]
+  std::vector<int32_t> order;               // [max(T, A)] the best to repair first
+  std::vector<double> tile_mass;            // [T]
+  std::vector<double> tile_error;           // [T]
+  std::vector<double> atom_mass;            // [A]
+  std::vector<double> top_token_mass;       // [A]
+  std::vector<double> half_width;           // [A]
+  std::vector<double> repaired_half_width;  // [A]
+  std::vector<double> tried_half_width;     // [A]
   WorstCaseTvWorkspace worst_case_tv;
 };
 
@@ -72,7 +75,7 @@ class HeadLadder {
   Rung rung() const { return rung_; }  // the highest so far
 
  private:
-  // Both return how many tiles they added; 0 means that the rung can't help.
+  // Both return how many tiles they added; 0 means that the rung can't reach the target.
   int32_t ClimbValues(const LadderEvidence& evidence, double value_target,
                       LadderWorkspace* workspace, uint8_t* sources);
   int32_t ClimbKeys(const LadderEvidence& evidence, double tv_target, LadderWorkspace* workspace,
@@ -85,6 +88,6 @@ class HeadLadder {
   int32_t key_tiles_ = 0;
 };
 
-}  // namespace certkv
+}  // namespace certkv::certifier
 
 #endif  // CERTKV_SERVICES_CERTIFIER_REPAIR_LADDER_H_

@@ -6,7 +6,7 @@
 #include "kernels/core/limits.h"
 #include "kernels/core/status.h"
 
-namespace certkv {
+namespace certkv::certifier {
 namespace {
 
 absl::Status ValidateSlot(const MappedSlab& slab, absl::string_view tier, const SlotRef& ref) {
@@ -147,4 +147,4 @@ ViewSnapshot View::Snapshot() const {
   return snapshot_;
 }
 
-}  // namespace certkv
+}  // namespace certkv::certifier

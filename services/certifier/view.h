@@ -19,7 +19,7 @@
 #include "services/certifier/budget.h"
 #include "services/certifier/mapped_cache.h"
 
-namespace certkv {
+namespace certkv::certifier {
 
 using BlockList = std::vector<BlockHandle>;
 
@@ -101,6 +101,6 @@ class View {
   ViewSnapshot snapshot_ ABSL_GUARDED_BY(mutex_);
 };
 
-}  // namespace certkv
+}  // namespace certkv::certifier
 
 #endif  // CERTKV_SERVICES_CERTIFIER_VIEW_H_

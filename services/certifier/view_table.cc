@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/core/status.h"
 
-namespace certkv {
+namespace certkv::certifier {
 
 absl::Status ViewTable::CheckRoomLocked() const {
   if (static_cast<int64_t>(views_.size()) < view_limit_) return absl::OkStatus();
@@ -64,4 +64,4 @@ int32_t ViewTable::size() const {
   return static_cast<int32_t>(views_.size());
 }
 
-}  // namespace certkv
+}  // namespace certkv::certifier

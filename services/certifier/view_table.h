@@ -13,7 +13,7 @@
 #include "kernels/core/ids.h"
 #include "services/certifier/view.h"
 
-namespace certkv {
+namespace certkv::certifier {
 
 // Threads: all methods may be called concurrently. A view that is removed lives on while a read
 // holds it.
@@ -43,6 +43,6 @@ class ViewTable {
   absl::flat_hash_map<int64_t, std::shared_ptr<View>> views_ ABSL_GUARDED_BY(mutex_);
 };
 
-}  // namespace certkv
+}  // namespace certkv::certifier
 
 #endif  // CERTKV_SERVICES_CERTIFIER_VIEW_TABLE_H_

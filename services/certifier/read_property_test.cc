@@ -1,0 +1,98 @@
+// Over thousands of random reads: every head is certified with a true total variation within bound
+// and tolerance, or exact with a tiny error, and nothing else.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <iostream>
+#include <limits>
+#include <vector>
+
+#include "services/certifier/read_fixture.h"
+
+namespace certkv::certifier {
+namespace {
+
+using ::testing::IsEmpty;
+
+// Picks one of the values.
+template <typename T, size_t kCount>
+T Pick(const T (&values)[kCount], std::mt19937_64* random) {
+  return values[(*random)() % kCount];
+}
+
+CacheSpec RandomSpec(std::mt19937_64* random) {
+  CacheSpec spec =
+      SmallSpec(1, 1 + (*random)() % 2, 1 + (*random)() % 4, Pick({64, 64, 80, 128}, random));
+  spec.block_tokens = Pick({64, 64, 128}, random);
+  spec.soft_cap = Pick({0.0f, 0.0f, 15.0f}, random);
+  LayerSpec& layer = spec.layers[0];
+  layer.key_format =
+      Pick({KeyFormat::kK8, KeyFormat::kK6, KeyFormat::kK4, KeyFormat::kFp8E4m3}, random);
+  layer.value_format = Pick({ValueFormat::kV4, ValueFormat::kV8}, random);
+  layer.witness_bands = layer.key_format == KeyFormat::kFp8E4m3 ? 4 : Pick({0, 1, 4}, random);
+  if (layer.key_format == KeyFormat::kFp8E4m3) layer.fp8_key_scale = 0.05f;
+  layer.sliding_window = Pick({0, 0, 100}, random);
+  return spec;
+}
+
+class ReadPropertyTest : public ::testing::TestWithParam<int> {};
+
+TEST_P(ReadPropertyTest, IsCertifiedWithinToleranceOrExactAndNothingElse) {
+  const uint64_t seed = 7919 * GetParam() + 11;
+  RecordProperty("seed", static_cast<int>(seed));
+  std::mt19937_64 random(seed);
+  std::array<int64_t, 6> rungs{};
+  int64_t heads = 0;
+  double tightest = 0;
+  for (int sequence = 0; sequence < 8; ++sequence) {
+    const CacheSpec spec = RandomSpec(&random);
+    ASSERT_TRUE(ValidateCacheSpec(spec).ok()) << ValidateCacheSpec(spec);
+    const int64_t token_count = 1 + random() % 300;
+    FakeCache fake(spec, 8);
+    fake.Put(RandomSequence(spec, token_count, Pick({0.3f, 1.0f, 3.0f}, &random), &random));
+    ReadChecker checker(&fake, KernelsOf(Backend::kCpu));
+    BudgetBook book(1000);
+    for (int read = 0; read < 32; ++read) {
+      PolicyLease lease = TestLease({.tv_tolerance = Pick({0.3f, 0.1f, 0.02f, 0.003f}, &random),
+                                     .value_tolerance = Pick({0.5f, 0.05f, 0.01f}, &random),
+                                     .output_tolerance = Pick({0.0f, 0.0f, 1.0f}, &random)});
+      lease.lease_id = 1 + read;
+      if (random() % 4 == 0) {
+        lease.risk_mode = RiskMode::kCumulative;
+        lease.budget_slice = 0.1;
+      }
+      const auto view = fake.OpenView(lease, &book);
+      const std::vector<float> queries =
+          RandomQueries(spec, Pick({0.0f, 0.2f, 1.0f, 3.0f}, &random), &random);
+      std::vector<float> sinks;
+      if (random() % 4 == 0) sinks.assign(spec.query_head_count(), 2.0f);
+      ReadRequest request;
+      request.query_position = random() % token_count;
+      request.queries = queries;
+      request.sink_logits = sinks;
+      const absl::Status status = checker.Read(*view, request);
+      ASSERT_TRUE(status.ok()) << status << " seed " << seed;
+      ASSERT_THAT(checker.violations(), IsEmpty()) << "seed " << seed;
+      for (int32_t head = 0; head < spec.query_head_count(); ++head) {
+        const ReadCertificate& certificate = checker.certificates()[head];
+        ++heads;
+        ++rungs[static_cast<int>(certificate.rung)];
+        if (certificate.outcome == Outcome::kExact || certificate.worst_case_tv < 1e-3f) continue;
+        tightest = std::max(tightest, checker.true_tv()[head] / certificate.worst_case_tv);
+      }
+    }
+  }
+  std::cout << "seed " << seed << ": " << heads << " heads, none " << rungs[1] << ", values "
+            << rungs[2] << ", keys " << rungs[3] << ", head " << rungs[4] << ", layer " << rungs[5]
+            << ", largest true TV / bound " << tightest << "\n";
+  EXPECT_LE(tightest, 1.0);
+  EXPECT_GT(tightest, 0.02);  // the bound is not vacuous
+}
+
+INSTANTIATE_TEST_SUITE_P(Seeds, ReadPropertyTest, ::testing::Range(0, 10));
+
+}  // namespace
+}  // namespace certkv::certifier
