@@ -169,9 +169,9 @@ void DemoRun::CheckHead(int32_t layer, int32_t query, const ReadResult& read, in
   const int64_t token_end = trace_.query_positions()[query] + 1;
 
   const size_t tiles = read.tile_sources.size() / spec_.query_head_count();
-  std::vector<uint8_t> from_original(tiles);
+  std::vector<uint8_t> from_original(read.first_tile + tiles);
   for (size_t i = 0; i < tiles; ++i) {
-    from_original[i] = read.tile_sources[head * tiles + i] & kSourceOriginalKeys;
+    from_original[read.first_tile + i] = read.tile_sources[head * tiles + i] & kSourceOriginalKeys;
   }
   const auto softmax = [&](absl::Span<const uint8_t> sources) {
     return ComputeServedSoftmax(spec_, layers[layer], head, q, decoded, sources, token_end);

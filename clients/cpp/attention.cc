@@ -252,6 +252,7 @@ absl::StatusOr<ReadResult> AttentionImpl::ConvertResult(v1::ReadResult&& result,
   converted.outputs.resize(heads * spec.value_dim);
   std::memcpy(converted.outputs.data(), result.outputs().data(), output_bytes);
   converted.tile_sources.assign(result.tile_sources().begin(), result.tile_sources().end());
+  converted.first_tile = result.first_tile();
   return converted;
 }
 

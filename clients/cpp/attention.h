@@ -33,8 +33,10 @@ struct ReadResult {
   std::vector<ReadCertificate> certificates;  // one per query head
   bool in_process = false;                    // read here, because the certifier couldn't be used
   int64_t read_time_ns = 0;
-  // With SetAudit(true): [query_head_count][tile_count], kSource bits of kernels/ops/attend.h.
+  // With SetAudit(true): [query_head_count][tiles], kSource bits of kernels/ops/attend.h, for the
+  // tiles that the read looked at, the sequence's tile `first_tile` first.
   std::vector<uint8_t> tile_sources;
+  int32_t first_tile = 0;
 };
 
 // Threads: one call at a time.

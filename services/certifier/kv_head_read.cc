@@ -48,6 +48,8 @@ absl::Status KvHeadRead::Run(KvHeadResult* result) {
     if (!status.ok()) return tiles_.Explain(status);
     first_pass_ = false;
   }
+  std::copy_n(workspace_->sources.begin(), result->tile_sources.size(),
+              result->tile_sources.begin());
   return tiles_.CheckUnchanged();
 }
 

@@ -28,6 +28,7 @@ inline constexpr float kExactWorstCaseTvMax = 0.0625f;
 struct KvHeadResult {
   absl::Span<ReadCertificate> certificates;  // [G]
   absl::Span<float> outputs;                 // [G][d_v], or empty when not wanted
+  absl::Span<uint8_t> tile_sources;          // [G][tile_count of the plan], or empty
   // Taken from the policy's budget for the heads of this result; to be given back when the read
   // ends in an error. Written also on error.
   int64_t reserved_units = 0;

@@ -21,6 +21,10 @@ absl::Status ReadEngine::ReadKvHead(const ReadPlan& plan, int32_t kv_head, ReadW
     result.outputs = output.outputs.subspan(first_head * spec.value_dim,
                                             int64_t{spec.group_size} * spec.value_dim);
   }
+  if (!output.tile_sources.empty()) {
+    result.tile_sources = output.tile_sources.subspan(first_head * plan.tile_count,
+                                                      int64_t{spec.group_size} * plan.tile_count);
+  }
   const absl::Status status =
       KvHeadRead(plan, kv_head, kernels_, counters_, workspace).Run(&result);
   *reserved_units += result.reserved_units;
