@@ -135,8 +135,9 @@ int ServerProgram::Serve() {
   // io_context, which holds their timers, still exists.
   std::vector<std::shared_ptr<void>> owners;
   std::vector<ServedService> served;
-  absl::Status status;
+  absl::Status status = runner.ClaimSocket();
   for (const auto& factory : factories_) {
+    if (!status.ok()) break;
     absl::StatusOr<Instance> instance = factory(runner.io_context());
     status = instance.status();
     if (!status.ok()) break;

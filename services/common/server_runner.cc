@@ -136,6 +136,7 @@ ServerRunner::~ServerRunner() { Shutdown(0); }
 
 absl::Status ServerRunner::ClaimSocket() {
   const std::string& path = config_.unix_socket;
+  if (path.empty() || socket_lock_.valid()) return absl::OkStatus();
   if (path.size() >= sizeof(sockaddr_un::sun_path)) {
     return MakeError(absl::StatusCode::kInvalidArgument, "SOCKET_PATH_TOO_LONG",
                      absl::StrCat("socket path ", path, " has ", path.size(),
@@ -144,26 +145,29 @@ absl::Status ServerRunner::ClaimSocket() {
   }
   CERTKV_RETURN_IF_ERROR(EnsureSocketDirectory(DirectoryOf(path)));
   const std::string lock_path = path + ".lock";
-  socket_lock_ = UniqueFd(open(lock_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
-  if (!socket_lock_.valid()) {
+  UniqueFd lock(open(lock_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
+  if (!lock.valid()) {
     return MakeError(absl::StatusCode::kUnavailable, "SOCKET_DIRECTORY_FAILED",
                      absl::StrCat("can't make ", lock_path, ": ", std::strerror(errno),
                                   "; choose another place with --socket"));
   }
   const std::string in_use = absl::StrCat("another server listens on ", path,
                                           "; stop it, or choose another path with --socket");
-  if (flock(socket_lock_.get(), LOCK_EX | LOCK_NB) != 0) return Refused("SOCKET_IN_USE", in_use);
+  if (flock(lock.get(), LOCK_EX | LOCK_NB) != 0) return Refused("SOCKET_IN_USE", in_use);
   struct stat info {};
-  if (lstat(path.c_str(), &info) != 0) return absl::OkStatus();  // nothing there
-  if (!S_ISSOCK(info.st_mode)) {
+  const bool exists = lstat(path.c_str(), &info) == 0;
+  if (exists && !S_ISSOCK(info.st_mode)) {
     return Refused("SOCKET_PATH_TAKEN",
                    absl::StrCat(path,
                                 " exists and is no socket; it is left alone: move it away, "
                                 "or choose another path with --socket"));
   }
-  if (IsLive(path)) return Refused("SOCKET_IN_USE", in_use);
-  Log(LogLevel::kInfo, "stale_socket_replaced", {{"path", path}});
-  unlink(path.c_str());
+  if (exists && IsLive(path)) return Refused("SOCKET_IN_USE", in_use);
+  if (exists) {
+    Log(LogLevel::kInfo, "stale_socket_replaced", {{"path", path}});
+    unlink(path.c_str());
+  }
+  socket_lock_ = std::move(lock);
   return absl::OkStatus();
 }
 

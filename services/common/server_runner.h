@@ -68,8 +68,12 @@ class ServerRunner {
   // For timers, background work and whatever computes longer than about 100 microseconds.
   boost::asio::io_context* io_context() { return &io_context_; }
 
-  // Listens and serves. Makes the socket's directory (0700) and replaces the socket of a dead
-  // server.
+  // Makes the Unix socket's directory (0700), makes sure that no live server has the path, and
+  // removes the socket of a dead one. A program calls it before its services take other paths.
+  // Errors: as Start.
+  absl::Status ClaimSocket();
+
+  // Claims the socket when that was not done before, listens and serves.
   // Errors: FailedPrecondition [SOCKET_IN_USE], a live server has the path; [SOCKET_PATH_TAKEN],
   // a file that is no socket; [SOCKET_DIRECTORY_UNSAFE]. InvalidArgument [SOCKET_PATH_TOO_LONG];
   // [NO_ADDRESS], neither socket nor TCP. Unavailable [LISTEN_FAILED | SOCKET_DIRECTORY_FAILED].
@@ -89,7 +93,6 @@ class ServerRunner {
   void Stop() { Shutdown(0); }
 
  private:
-  absl::Status ClaimSocket();
   void WaitForSignal();
   void Shutdown(int64_t drain_timeout_ms);
 
