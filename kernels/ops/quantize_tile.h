@@ -2,9 +2,9 @@
 //
 // The bytes are the same on every backend: codes, scales and zeros are defined by IEEE float
 // operations without contraction (docs/formats.md), so that equal originals give equal planes and
-// checksums. value_error_bound, value_radius, key_norm and the witness are upper bounds, rounded
-// up; they may differ between backends by their rounding (at most 2^-8 of the value), each >= the
-// exact value of what is stored.
+// checksums of the originals. value_error_bound, value_radius, key_norm and the witness are upper
+// bounds, rounded up; they may differ between backends by their rounding (at most 2^-8 of the
+// value, one code of the witness), each >= the exact value of what is stored.
 #ifndef CERTKV_KERNELS_OPS_QUANTIZE_TILE_H_
 #define CERTKV_KERNELS_OPS_QUANTIZE_TILE_H_
 
