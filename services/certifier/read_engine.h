@@ -25,7 +25,7 @@ struct ReadOutput {
   absl::Span<float> outputs;                 // [query heads][d_v], or empty: not wanted
   // For an audit: where each tile of the plan was read from, kSource bits, [query heads][tile_count
   // of the plan]; or empty: not wanted.
-  absl::Span<uint8_t> tile_sources;
+  absl::Span<uint8_t> tile_sources = {};
 };
 
 // Threads: all methods may be called concurrently; a workspace by one call at a time.

@@ -197,9 +197,10 @@ TEST(ReadFaultTest, LogitsBeyondFloatAreAnErrorNotAnExactOutput) {
   EXPECT_EQ(ReasonOf(status), "ARITHMETIC_LIMIT") << status;
 }
 
-// Originals and a query that reach the corner of the box: channel 0 alone is asked; 62 tokens lie
-// midway between codes, half of them rounded up and half down. So the true total variation is close
-// to TV*, and half of it is no bound.
+// Originals and a query that reach the corner of the box: channel 0 alone is asked, and 62 tokens
+// lie at one midpoint between two codes, half of them just below it and half just above. Their
+// exact logits are equal, their served ones two half-widths apart, so the true total variation is
+// nearly TV*, and half of it is no bound.
 class WorstCase {
  public:
   explicit WorstCase(ReadKernels kernels)
@@ -208,15 +209,20 @@ class WorstCase {
     data.token_count = 64;
     data.keys.emplace_back(64 * 64, uint16_t{0});
     data.values.emplace_back(64 * 64, FloatToF16(1.0f));
-    constexpr float kUnit = 0x1p-4f;
+    constexpr float kMin = -15.75f;
+    constexpr float kMax = 0.15f;
+    const float scale = F16ToFloat(FloatToF16RoundedUp((kMax - kMin) / 255));
+    const float midpoint = kMin + 254.5f * scale;
     for (int t = 0; t < 64; ++t) {
-      const float code = t == 0 ? 0.0f : t == 1 ? 255.0f : t % 2 == 0 ? 252.5f : 253.5f;
-      data.keys[0][t * 64] = FloatToF16(code * kUnit);
+      uint16_t key = FloatToF16(t == 0 ? kMin : kMax);
+      if (t >= 2 && t % 2 == 0) key = FloatToF16RoundedDown(midpoint - 0.001f * scale);
+      if (t >= 2 && t % 2 == 1) key = FloatToF16RoundedUp(midpoint + 0.001f * scale);
+      data.keys[0][t * 64] = key;
     }
     fake_.Put(data);
     view_ = fake_.OpenView(TestLease({.tv_tolerance = 1, .value_tolerance = 10}), &book_);
     queries_.assign(64, 0.0f);
-    queries_[0] = 0.4f / (kUnit / 2);  // c is 0.4 nats
+    queries_[0] = 0.4f / (scale / 2);  // c is 0.4 nats
   }
 
   ReadChecker& Read() {

@@ -1,0 +1,27 @@
+// Settings of the certifier: section "certifier" of a config file.
+#ifndef CERTKV_SERVICES_CERTIFIER_CONFIG_H_
+#define CERTKV_SERVICES_CERTIFIER_CONFIG_H_
+
+#include <cstdint>
+#include <string>
+
+#include "services/common/config_reader.h"
+
+namespace certkv {
+
+// What each field is stands in config.cc, where docs/config.md comes from.
+struct CertifierConfig {
+  std::string store_target;         // "": unix:<runtime directory>/kvstore.sock
+  int64_t store_timeout_ms = 5000;  // of a call to the store
+  int32_t view_limit = 4096;        //
+  int64_t view_idle_ms = 600'000;   //
+  int32_t budget_limit = 65536;     // policy leases with a budget remembered at a time
+  int32_t stream_limit = 1024;      //
+};
+
+// `config` must live as long as the section is used.
+ConfigSection CertifierConfigSection(CertifierConfig* config);
+
+}  // namespace certkv
+
+#endif  // CERTKV_SERVICES_CERTIFIER_CONFIG_H_

@@ -1,0 +1,16 @@
+// certkv-certifier: attention over stored blocks, with a certificate per read.
+#include "services/certifier/config.h"
+#include "services/certifier/service.h"
+#include "services/common/server_program.h"
+
+int main(int argc, char** argv) {
+  certkv::CertifierConfig config;
+  certkv::ServerProgram program({.name = "certkv-certifier",
+                                 .summary = "Computes attention over stored blocks with a "
+                                            "certificate per read, and repairs what is out of "
+                                            "tolerance.",
+                                 .socket_name = "certifier.sock"});
+  program.AddSection(certkv::CertifierConfigSection(&config));
+  program.AddService<certkv::CertifierServer>("certkv.certifier.v1.Certifier", &config);
+  return program.Run(argc, argv);
+}
