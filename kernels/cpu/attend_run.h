@@ -14,21 +14,13 @@
 
 namespace certkv::cpu {
 
-inline constexpr int kChunkHeads = 4;  // heads that share one unpacking of the codes
-
-// Calls body(Index<n>()) for n = heads, which is in [1, kChunkHeads].
-template <typename Body>
+// Calls body(Index<n>()) for n = heads, which is in [1, V::kChunkHeads].
+template <typename V, int kHeads = 1, typename Body>
 [[gnu::always_inline]] inline void WithHeads(int heads, const Body& body) {
-  switch (heads) {
-    case 1:
-      return body(Index<1>());
-    case 2:
-      return body(Index<2>());
-    case 3:
-      return body(Index<3>());
-    default:
-      return body(Index<4>());
+  if constexpr (kHeads < V::kChunkHeads) {
+    if (heads != kHeads) return WithHeads<V, kHeads + 1>(heads, body);
   }
+  body(Index<kHeads>());
 }
 
 // Half-width of one head's atom before caps: what is known of the residuals, and the rest.
@@ -63,7 +55,7 @@ struct UnitSources {
 template <typename V>
 void ScorePlanes(AttendState& s, const KeyPlanes& planes, float key_scale, int head, int count,
                  Prefetcher<V>& prefetch) {
-  WithHeads(
+  WithHeads<V>(
       count, [&](auto n) __attribute__((always_inline)) {
         constexpr int kHeads = decltype(n)::value;
         switch (s.args->layout->key_format) {
@@ -141,7 +133,7 @@ void ScoreTile(AttendState& s, const Unit& unit, const UnitSources& sources, Hea
   }
 
   const bool mixed = (sources.any & kSourceOriginalKeys) != 0;
-  const int chunk = mixed ? 1 : kChunkHeads;
+  const int chunk = mixed ? 1 : V::kChunkHeads;
   for (int head = 0; head < args.group_size; head += chunk) {
     if ((sources.head[head] & kSourceOriginalKeys) != 0) continue;
     const int left = args.group_size - head;
@@ -219,7 +211,7 @@ void LoadValueScales(const AttendState& s, const AttendTile& tile, Unit* unit) {
 template <typename V>
 void AddStoredValues(AttendState& s, const ValuePlane& plane, const ValueRows& rows, int head,
                      int count, Prefetcher<V>& prefetch) {
-  WithHeads(
+  WithHeads<V>(
       count, [&](auto n) __attribute__((always_inline)) {
         constexpr int kHeads = decltype(n)::value;
         switch (s.args->layout->value_format) {
@@ -238,7 +230,7 @@ void AddStoredValues(AttendState& s, const ValuePlane& plane, const ValueRows& r
 template <typename V>
 void AddOriginalValues(AttendState& s, const ValueRows& rows, int head, int count,
                        Prefetcher<V>& prefetch) {
-  WithHeads(
+  WithHeads<V>(
       count, [&](auto n) __attribute__((always_inline)) {
         constexpr int kHeads = decltype(n)::value;
         if (s.args->original_dtype == OriginalDtype::kBf16) {
@@ -271,7 +263,7 @@ void AddTileValues(AttendState& s, const Unit& unit, const UnitSources& sources,
   }
   const uint32_t everyone = (1u << args.group_size) - 1;
   const bool mixed = (sources.any & kSourceOriginalValues) != 0 || reading != everyone;
-  const int chunk = mixed ? 1 : kChunkHeads;
+  const int chunk = mixed ? 1 : V::kChunkHeads;
   for (int head = 0; head < args.group_size; head += chunk) {
     if ((reading >> head & 1) == 0) continue;
     const int left = args.group_size - head;
@@ -358,9 +350,9 @@ void RunTail(AttendState& s, int chunk) {
   rows.stride = args.tail_value_stride;
   rows.count = count;
   Prefetcher<V> none = {nullptr, nullptr, nullptr, nullptr, 0};
-  for (int head = 0; head < args.group_size; head += kChunkHeads) {
+  for (int head = 0; head < args.group_size; head += V::kChunkHeads) {
     const int left = args.group_size - head;
-    AddOriginalValues<V>(s, rows, head, left < kChunkHeads ? left : kChunkHeads, none);
+    AddOriginalValues<V>(s, rows, head, left < V::kChunkHeads ? left : V::kChunkHeads, none);
   }
 }
 

@@ -17,6 +17,8 @@ struct Avx2Simd {
   using F = __m256;
   using I = __m256i;
   static constexpr int kLanes = 8;
+  // Heads that share one unpacking of the codes.
+  static constexpr int kChunkHeads = 4;
   // Registers that a loop may keep accumulators in, and how many of them a Dot takes.
   static constexpr int kAccumulators = 8;
   static constexpr int kDotRegisters = 1;

@@ -17,6 +17,7 @@ struct Avx512Simd {
   using F = __m512;
   using I = __m512i;
   static constexpr int kLanes = 16;
+  static constexpr int kChunkHeads = 4;
   static constexpr int kAccumulators = 16;
   static constexpr int kDotRegisters = 2;
 

@@ -18,6 +18,7 @@ struct PortableSimd {
   typedef uint16_t Words __attribute__((vector_size(32)));
   typedef uint16_t HalfWords __attribute__((vector_size(16)));
   static constexpr int kLanes = 8;
+  static constexpr int kChunkHeads = 4;
   static constexpr int kAccumulators = 4;
   static constexpr int kDotRegisters = 1;
 
