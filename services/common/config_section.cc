@@ -145,8 +145,9 @@ ConfigField NumberField(Number* value, NumberRange range) {
                !absl::SimpleAtod(text, &parsed)) {
       return Must("a number", must);
     }
-    // The value is checked as it will be stored: a float may round up and out of its range.
-    if (!InRange(parsed, range) || !InRange(static_cast<Number>(parsed), range)) return must;
+    // A number that is finite but not as a float is out of every range of finite floats.
+    const bool fits = std::isfinite(static_cast<Number>(parsed)) || std::isinf(parsed);
+    if (!InRange(parsed, range) || !fits) return must;
     *value = static_cast<Number>(parsed);
     return "";
   };

@@ -118,13 +118,21 @@ absl::StatusOr<PolicyLease> Request::Open(const RequestTerms& terms, const Polic
                                   " was opened before with other tolerances or another "
                                   "read_mode; open it with the same, or under another id"));
   }
-  ++open_count_;
   PolicyLease lease = NewLease(policy, now_ms);
-  // With two openers nobody can tell whose reporter a reporter is.
-  opener_lease_.reset();
-  if (open_count_ == 1) opener_lease_ = lease;
+  opener_leases_.push_back(lease);
+  if (opener_leases_.size() > kOpenerLeasesMax) opener_leases_.pop_front();
   Touch(now_ms);
   return lease;
+}
+
+void Request::AdoptLease(int64_t lease_id, Reporter* reporter) {
+  if (reporter->lease.has_value()) return;
+  const auto found =
+      std::find_if(opener_leases_.begin(), opener_leases_.end(),
+                   [lease_id](const PolicyLease& lease) { return lease.lease_id == lease_id; });
+  if (found == opener_leases_.end()) return;
+  reporter->lease = *found;
+  opener_leases_.erase(found);
 }
 
 std::string Request::WhyOutside(const ReadCertificate& certificate) const {
@@ -253,9 +261,7 @@ absl::StatusOr<ReportAnswer> Request::Report(const ReportBatch& batch, const Pol
                                              int64_t now_ms) {
   CERTKV_RETURN_IF_ERROR(CheckBatch(batch));
   Reporter& reporter = reporters_[batch.reporter_id];
-  if (!reporter.lease.has_value() && opener_lease_.has_value() && reporters_.size() == 1) {
-    reporter.lease = std::exchange(opener_lease_, std::nullopt);
-  }
+  AdoptLease(batch.lease_id, &reporter);
   ReportAnswer answer;
   answer.counted = batch.batch_number == reporter.last_batch + 1;
   if (answer.counted) {

@@ -2,10 +2,10 @@
 //
 // Leases. Whoever opens the request gets a lease; each reporter is answered with the lease it is to
 // use. In kCumulative a lease carries a slice of the budget that one certifier may spend, so two
-// holders must not share one: the first reporter goes on with the lease of the only OpenRequest;
-// whenever it is not certain whose a lease is, a new one is given with a slice of its own. A live
-// lease is prolonged under its lease_id; an expired one is never prolonged, because its holder's
-// account of the slice may be gone.
+// holders must not share one: an opener's lease goes to the reporter that first names it, and a
+// reporter that names none gets a new lease with a slice of its own. A live lease is prolonged
+// under its lease_id; an expired one is never prolonged, because its holder's account of the slice
+// may be gone.
 //
 // Invariants (request_test breaks each):
 //   1. `sequence` rises with every lease given or changed;
@@ -20,6 +20,7 @@
 #define CERTKV_SERVICES_GATE_REQUEST_H_
 
 #include <cstdint>
+#include <deque>
 #include <optional>
 #include <string>
 #include <vector>
@@ -37,6 +38,8 @@ namespace certkv::gate {
 
 // How long after its lease's end a read may still be reported and be judged by that lease.
 inline constexpr int64_t kReportGraceMs = 60'000;
+// Openers whose leases wait for their reporter; an older one's reporter gets a new lease.
+inline constexpr int32_t kOpenerLeasesMax = 64;
 // Largest worst_case_tv of a read from originals alone, as in the certifier: beyond it the bound is
 // more than float arithmetic, and the read is no exact one.
 inline constexpr float kExactTvMax = 0.0625f;
@@ -44,6 +47,7 @@ inline constexpr float kExactTvMax = 0.0625f;
 struct ReportBatch {
   int64_t reporter_id = 0;
   int64_t batch_number = 0;
+  int64_t lease_id = 0;                            // that the reporter reads under; 0 = none
   absl::Span<const ReadCertificate> certificates;  // validated
   int64_t failed_read_count = 0;
 };
@@ -149,6 +153,8 @@ class Request {
   // Puts `mode`, the policy's other terms and a fresh expiry into a lease.
   void RenewTerms(const Policy& policy, ReadMode mode, int64_t now_ms, PolicyLease* lease);
   void RememberLeased(const PolicyLease& lease, int64_t now_ms);
+  // Hands the opener's lease of this id to the reporter, when it has none and there is one.
+  void AdoptLease(int64_t lease_id, Reporter* reporter);
   void UpdateReporterLease(const Policy& policy, int64_t now_ms, Reporter* reporter);
   // Why the read was not allowed; "" when some lease allowed it.
   std::string WhyOutside(const ReadCertificate& certificate) const;
@@ -170,8 +176,8 @@ class Request {
   const int64_t open_time_ms_;
   std::optional<Budget> budget_;  // kCumulative
   RiskAccount account_;
-  std::optional<PolicyLease> opener_lease_;  // of the only OpenRequest, until a reporter has it
-  int32_t open_count_ = 0;
+  // Given by Open and not yet named by a reporter; the latest kOpenerLeasesMax.
+  std::deque<PolicyLease> opener_leases_;
   int64_t sequence_ = 0;
   bool closed_ = false;
   std::string forced_reason_;    // not empty: a read was outside tolerance, or the budget overrun

@@ -84,6 +84,7 @@ void ReportStream::CountBatch() {
     return registry_->Report(request_.request(),
                              {.reporter_id = request_.reporter_id(),
                               .batch_number = request_.batch_number(),
+                              .lease_id = request_.lease_id(),
                               .certificates = certificates,
                               .failed_read_count = request_.failed_read_count()});
   };

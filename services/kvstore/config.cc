@@ -66,7 +66,7 @@ ConfigSection KvStoreConfigSection(KvStoreConfig* config) {
   AddLimitFields(config, &section);
   section.AddString("fd_socket", &config->fd_socket, 107,
                     "path of the Unix socket that hands over the slabs' file descriptors; empty "
-                    "means kvstore-fd.sock in the runtime directory");
+                    "means server.unix_socket with .fd after it");
   section.AddCheck([config] {
     if (config->lease_duration_ms <= config->lease_duration_max_ms) return absl::OkStatus();
     return MakeError(

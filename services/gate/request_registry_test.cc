@@ -1,0 +1,213 @@
+#include "services/gate/request_registry.h"
+
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "kernels/core/status.h"
+#include "services/gate/gate_fixture.h"
+#include "tests/support/fake_clock.h"
+
+namespace certkv::gate {
+namespace {
+
+using ::testing::HasSubstr;
+
+class RequestRegistryTest : public ::testing::Test {
+ protected:
+  void Make() { registry_ = std::make_unique<RequestRegistry>(config_, &clock_); }
+  // Opens requests/<id> and reports one read of this bound.
+  void OpenWithRead(const std::string& id, float tv) {
+    ASSERT_TRUE(registry_->OpenRequest(id, "", {}).ok());
+    const OwnedBatch batch{.certificates = {Certified(tv)}};
+    ASSERT_TRUE(registry_->Report("requests/" + id, batch.batch()).ok());
+  }
+  static std::vector<std::string> Names(const RiskPage& page) {
+    std::vector<std::string> names;
+    for (const RequestRisk& risk : page.risks) names.push_back(risk.request);
+    return names;
+  }
+
+  GateConfig config_;
+  FakeClock clock_;
+  std::unique_ptr<RequestRegistry> registry_ = std::make_unique<RequestRegistry>(config_, &clock_);
+};
+
+TEST_F(RequestRegistryTest, RefusesBadIdsNamesAndLabels) {
+  for (const std::string& id : {std::string(), std::string("a/b"), std::string("a b"),
+                                std::string("\xc3\xa9"), std::string(129, 'x')}) {
+    EXPECT_EQ(ReasonOf(registry_->OpenRequest(id, "", {}).status()), "REQUEST_ID_INVALID") << id;
+    EXPECT_EQ(ReasonOf(registry_->GetRisk("requests/" + id).status()), "REQUEST_NAME_INVALID");
+  }
+  EXPECT_EQ(ReasonOf(registry_->GetRisk("a").status()), "REQUEST_NAME_INVALID");
+  EXPECT_EQ(ReasonOf(registry_->OpenRequest("a", std::string(257, 'l'), {}).status()),
+            "REQUEST_LABEL_INVALID");
+  EXPECT_TRUE(registry_->OpenRequest(std::string(128, 'x'), std::string(256, 'l'), {}).ok());
+}
+
+TEST_F(RequestRegistryTest, RefusesLooserTolerances) {
+  EXPECT_EQ(
+      ReasonOf(registry_->OpenRequest("a", "", {Tolerances{0.5f, 0.05f, 0}, ReadMode::kEnforce})
+                   .status()),
+      "TOLERANCE_INVALID");
+  EXPECT_EQ(ReasonOf(registry_->GetRisk("requests/a").status()), "REQUEST_NOT_FOUND")
+      << "nothing was opened";
+}
+
+TEST_F(RequestRegistryTest, ReleasesReportersOfUnknownRequests) {
+  const OwnedBatch batch{.batch_number = 17, .certificates = {Certified(0.1f)}};
+  const auto answer = registry_->Report("requests/nobody", batch.batch());
+  ASSERT_TRUE(answer.ok());
+  EXPECT_EQ(answer->action, DirectiveAction::kRelease);
+  EXPECT_FALSE(answer->lease.has_value());
+  EXPECT_THAT(answer->explanation, HasSubstr("gate was restarted"));
+}
+
+TEST_F(RequestRegistryTest, ClosedRequestsStayReadableForTheRetentionTime) {
+  OpenWithRead("a", 0.1f);
+  const auto risk = registry_->CloseRequest("requests/a");
+  ASSERT_TRUE(risk.ok());
+  EXPECT_TRUE(risk->closed);
+  EXPECT_TRUE(registry_->CloseRequest("requests/a").ok()) << "idempotent";
+  clock_.AdvanceMs(config_.retention_ms - 1);
+  registry_->Sweep();
+  EXPECT_EQ(registry_->GetRisk("requests/a")->totals.sums.read_count, 1);
+  clock_.AdvanceMs(1);
+  registry_->Sweep();
+  EXPECT_EQ(ReasonOf(registry_->GetRisk("requests/a").status()), "REQUEST_NOT_FOUND");
+  EXPECT_TRUE(registry_->OpenRequest("a", "", {}).ok()) << "the id is free again";
+}
+
+TEST_F(RequestRegistryTest, ClosesIdleRequests) {
+  OpenWithRead("idle", 0.1f);
+  clock_.AdvanceMs(config_.idle_timeout_ms - 1);
+  OpenWithRead("busy", 0.1f);
+  EXPECT_EQ(registry_->Sweep(), 0);
+  clock_.AdvanceMs(1);
+  EXPECT_EQ(registry_->Sweep(), 1);
+  const auto risk = registry_->GetRisk("requests/idle");
+  EXPECT_TRUE(risk->closed);
+  EXPECT_EQ(risk->events.back().kind, "IDLE");
+  EXPECT_FALSE(registry_->GetRisk("requests/busy")->closed);
+}
+
+TEST_F(RequestRegistryTest, RefusesOpenRequestsAtTheLimitButGivesUpClosedOnes) {
+  config_.request_limit = 2;
+  Make();
+  ASSERT_TRUE(registry_->OpenRequest("a", "", {}).ok());
+  ASSERT_TRUE(registry_->OpenRequest("b", "", {}).ok());
+  const absl::Status status = registry_->OpenRequest("c", "", {}).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(ReasonOf(status), "REQUEST_LIMIT");
+  EXPECT_TRUE(registry_->OpenRequest("a", "", {}).ok()) << "one that is open may be opened again";
+  ASSERT_TRUE(registry_->CloseRequest("requests/a").ok());
+  EXPECT_TRUE(registry_->OpenRequest("c", "", {}).ok());
+  EXPECT_EQ(ReasonOf(registry_->GetRisk("requests/a").status()), "REQUEST_NOT_FOUND");
+}
+
+TEST_F(RequestRegistryTest, ListsTheRiskiestFirst) {
+  OpenWithRead("low", 0.01f);
+  OpenWithRead("high", 0.19f);
+  OpenWithRead("middle", 0.1f);
+  ASSERT_TRUE(registry_->OpenRequest("none", "", {}).ok());
+  const auto page = registry_->ListRisks(0, "", false);
+  EXPECT_EQ(Names(*page), (std::vector<std::string>{"requests/high", "requests/middle",
+                                                    "requests/low", "requests/none"}));
+  EXPECT_EQ(page->next_page_token, "");
+}
+
+TEST_F(RequestRegistryTest, ListsClosedRequestsOnlyWhenAsked) {
+  OpenWithRead("a", 0.1f);
+  OpenWithRead("b", 0.05f);
+  ASSERT_TRUE(registry_->CloseRequest("requests/a").ok());
+  EXPECT_EQ(Names(*registry_->ListRisks(0, "", false)), std::vector<std::string>{"requests/b"});
+  EXPECT_EQ(registry_->ListRisks(0, "", true)->risks.size(), 2u);
+}
+
+TEST_F(RequestRegistryTest, PagesTellEachRequestOnce) {
+  std::set<std::string> expected;
+  for (int i = 0; i < 23; ++i) {
+    // Groups of equal risk, so that a page ends inside one.
+    OpenWithRead(absl::StrCat("r", i), 0.01f * static_cast<float>(i / 6));
+    expected.insert(absl::StrCat("requests/r", i));
+  }
+  std::set<std::string> seen;
+  std::string token;
+  int pages = 0;
+  do {
+    const auto page = registry_->ListRisks(5, token, false);
+    ASSERT_TRUE(page.ok()) << page.status();
+    for (const std::string& name : Names(*page)) EXPECT_TRUE(seen.insert(name).second) << name;
+    token = page->next_page_token;
+    ASSERT_LE(++pages, 5);
+  } while (!token.empty());
+  EXPECT_EQ(seen, expected);
+}
+
+TEST_F(RequestRegistryTest, RefusesBadPages) {
+  EXPECT_EQ(ReasonOf(registry_->ListRisks(-1, "", false).status()), "PAGE_SIZE_INVALID");
+  EXPECT_EQ(ReasonOf(registry_->ListRisks(1001, "", false).status()), "PAGE_SIZE_INVALID");
+  for (const char* token :
+       {"x", "..", "3f800000.3ff0000000000000.nobody", "7fc00000.3ff0000000000000.requests/a",
+        "3f800000.7ff8000000000000.requests/a", "zzzzzzzz.3ff0000000000000.requests/a"}) {
+    EXPECT_EQ(ReasonOf(registry_->ListRisks(5, token, false).status()), "PAGE_TOKEN_INVALID")
+        << token;
+  }
+}
+
+TEST_F(RequestRegistryTest, TellsOnlyChanges) {
+  OpenWithRead("a", 0.1f);
+  int64_t change_count = 0;
+  EXPECT_TRUE(registry_->GetRiskIfChanged("requests/a", &change_count)->has_value());
+  EXPECT_FALSE(registry_->GetRiskIfChanged("requests/a", &change_count)->has_value());
+  ASSERT_TRUE(registry_->CloseRequest("requests/a").ok());
+  EXPECT_TRUE((*registry_->GetRiskIfChanged("requests/a", &change_count))->closed);
+}
+
+TEST_F(RequestRegistryTest, UpdatesThePolicyOnlyFromTheVersionInForce) {
+  Policy policy = registry_->policy();
+  policy.tolerances.tv_tolerance = 0.1f;
+  const auto updated = registry_->UpdatePolicy(policy);
+  ASSERT_TRUE(updated.ok());
+  EXPECT_EQ(updated->version, 2);
+  const absl::Status stale = registry_->UpdatePolicy(policy).status();
+  EXPECT_EQ(stale.code(), absl::StatusCode::kAborted);
+  EXPECT_EQ(ReasonOf(stale), "POLICY_VERSION");
+  policy.version = 0;
+  EXPECT_EQ(registry_->UpdatePolicy(policy)->version, 3);
+  policy.tolerances.tv_tolerance = 2;
+  EXPECT_EQ(ReasonOf(registry_->UpdatePolicy(policy).status()), "POLICY_INVALID");
+  EXPECT_EQ(registry_->policy().tolerances.tv_tolerance, 0.1f);
+  EXPECT_EQ(registry_->OpenRequest("a", "", {})->policy_version, 3);
+}
+
+TEST_F(RequestRegistryTest, CountsExactlyFromManyThreads) {
+  constexpr int kThreads = 4;
+  constexpr int kBatches = 200;
+  ASSERT_TRUE(registry_->OpenRequest("a", "", {}).ok());
+  std::vector<std::thread> threads;
+  for (int t = 1; t <= kThreads; ++t) {
+    threads.emplace_back([this, t] {
+      for (int i = 1; i <= kBatches; ++i) {
+        const OwnedBatch batch{.reporter_id = t,
+                               .batch_number = i,
+                               .certificates = {Certified(0.125f, 0, t), Certified(0.125f, 1, t)}};
+        EXPECT_TRUE(registry_->Report("requests/a", batch.batch()).ok());
+        EXPECT_TRUE(registry_->Report("requests/a", batch.batch()).ok());  // a repetition
+        EXPECT_TRUE(registry_->ListRisks(i % 50, "", true).ok());
+        registry_->Sweep();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  const auto risk = registry_->GetRisk("requests/a");
+  EXPECT_EQ(risk->totals.sums.read_count, kThreads * kBatches * 2);
+  EXPECT_EQ(risk->totals.sums.tv_sum, kThreads * kBatches * 2 * 0.125);
+}
+
+}  // namespace
+}  // namespace certkv::gate
