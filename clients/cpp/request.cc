@@ -173,6 +173,7 @@ void GovernedRequest::Report(absl::Span<const ReadCertificate> certificates,
       return;
     }
     batch.set_batch_number(next_batch_++);
+    batch.set_lease_id(lease_.lease_id);
     waiting_.push_back(std::move(batch));
   } while (!certificates.empty());
 }
@@ -215,6 +216,7 @@ void GovernedRequest::Run() {
         renewal.set_request(name_);
         renewal.set_reporter_id(reporter_id_);
         renewal.set_batch_number(next_batch_++);
+        renewal.set_lease_id(lease_.lease_id);
         waiting_.push_back(std::move(renewal));
       }
       batch = waiting_.front();
