@@ -23,7 +23,7 @@ struct KvStoreConfig {
   int64_t connect_timeout_ms = 10'000;                 //
   int32_t pinned_percent_max = 50;                     // of a cache's backing slots
   int32_t watcher_limit = 64;                          //
-  int32_t event_queue_limit = 4096;                    // of one watcher
+  int32_t event_queue_limit = 16384;                   // of one watcher
   int32_t seal_threads = 0;                            // 0: one per processor
   int32_t seal_queue_limit = 256;                      //
   std::string fd_socket;                               // "": DefaultFdSocket()

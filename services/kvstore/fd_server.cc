@@ -1,6 +1,7 @@
 #include "services/kvstore/fd_server.h"
 
 #include <sys/stat.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -29,6 +30,14 @@ std::string DirectoryOf(const std::string& path) {
   return slash == 0 ? "/" : path.substr(0, slash);
 }
 
+absl::Status CheckPathLength(const std::string& path) {
+  if (!path.empty() && path.size() < sizeof(sockaddr_un::sun_path)) return absl::OkStatus();
+  return MakeError(absl::StatusCode::kInvalidArgument, "SOCKET_PATH_TOO_LONG",
+                   absl::StrCat("fd_socket has ", path.size(), " bytes, must have 1 to ",
+                                sizeof(sockaddr_un::sun_path) - 1,
+                                "; choose a shorter runtime directory: ", path));
+}
+
 // Removes a socket that nobody listens on any more.
 absl::Status RemoveStaleSocket(const std::string& path) {
   struct stat info {};
@@ -45,7 +54,6 @@ absl::Status RemoveStaleSocket(const std::string& path) {
                      absl::StrCat("a server listens on ", path,
                                   " already; stop it or choose another fd_socket"));
   }
-  if (absl::IsInvalidArgument(probe.status())) return probe.status();
   unlink(path.c_str());
   return absl::OkStatus();
 }
@@ -155,6 +163,7 @@ class FdServer::Acceptor : public std::enable_shared_from_this<FdServer::Accepto
 absl::StatusOr<std::unique_ptr<FdServer>> FdServer::Create(const Options& options,
                                                            StoreEngine* engine,
                                                            boost::asio::io_context* io_context) {
+  CERTKV_RETURN_IF_ERROR(CheckPathLength(options.path));
   CERTKV_RETURN_IF_ERROR(EnsureSocketDirectory(DirectoryOf(options.path)));
   CERTKV_RETURN_IF_ERROR(RemoveStaleSocket(options.path));
   auto acceptor = std::make_shared<Acceptor>(options, engine, io_context);

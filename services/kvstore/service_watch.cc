@@ -30,6 +30,7 @@ class WatchReactor : public grpc::ServerWriteReactor<v1::BlockEvent> {
       return;
     }
     subscription_ = *std::move(subscription);
+    StartSendInitialMetadata();  // tells the client that it misses no event from now on
     WriteNext();
   }
 
