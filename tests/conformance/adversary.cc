@@ -8,22 +8,45 @@
 
 namespace certkv::conformance {
 
-std::vector<float> AdversarialQueries(SequenceCase* sequence, double share) {
+namespace {
+
+double Residual(SequenceCase* sequence, int64_t token, int channel) {
+  const auto tile = static_cast<int>(token / kTileTokens);
+  return sequence->OriginalKey(token, channel) -
+         reference::DecodeKey(sequence->layout(), sequence->scan(tile), sequence->detail(tile),
+                              static_cast<int>(token % kTileTokens), channel);
+}
+
+int64_t TokenOfHead(int g) { return int64_t{5} * g; }
+
+}  // namespace
+
+std::vector<float> QueriesAgainstScales(SequenceCase* sequence, double share) {
   const TileLayout& layout = sequence->layout();
   const int d = layout.head_dim;
   const double half_range = AffineDepthOf(layout.key_format).half_range;
   std::vector<float> queries(int64_t{sequence->spec().group_size} * d);
   for (int g = 0; g < sequence->spec().group_size; ++g) {
-    const int64_t token = int64_t{5} * g;
-    const auto tile = static_cast<int>(token / kTileTokens);
-    const auto row = static_cast<int>(token % kTileTokens);
+    const auto tile = static_cast<int>(TokenOfHead(g) / kTileTokens);
     for (int i = 0; i < d; ++i) {
       const double box =
           half_range * F16ToFloat(reference::ReadKeyScale(layout, sequence->scan(tile), i));
-      const double residual =
-          sequence->OriginalKey(token, i) -
-          reference::DecodeKey(layout, sequence->scan(tile), sequence->detail(tile), row, i);
+      const double residual = Residual(sequence, TokenOfHead(g), i);
       if (std::fabs(residual) >= share * box) queries[g * d + i] = residual > 0 ? 1.0f : -1.0f;
+    }
+  }
+  return queries;
+}
+
+std::vector<float> QueriesAgainstWitness(SequenceCase* sequence) {
+  const int d = sequence->layout().head_dim;
+  std::vector<float> queries(int64_t{sequence->spec().group_size} * d);
+  for (int g = 0; g < sequence->spec().group_size; ++g) {
+    double square = 0;
+    for (int i = 0; i < d; ++i) square += std::pow(Residual(sequence, TokenOfHead(g), i), 2);
+    for (int i = 0; i < d; ++i) {
+      queries[g * d + i] =
+          static_cast<float>(Residual(sequence, TokenOfHead(g), i) / std::sqrt(square));
     }
   }
   return queries;

@@ -11,10 +11,14 @@
 
 namespace certkv::conformance {
 
-// [G][d]. Head g points along the largest residuals of token g * 5: +-1 in the channels whose
-// residual is at least `share` of its largest possible, 0 elsewhere, so that the logit error is at
-// least `share` of the half-width from scales. Affine formats.
-std::vector<float> AdversarialQueries(SequenceCase* sequence, double share);
+// Both give [G][d]; head g asks about token 5 g, which lies in a tile.
+//
+// Against the bound from scales: +-1 in the channels whose residual is at least `share` of its
+// largest possible, 0 elsewhere, so that the logit error is at least `share` of the half-width.
+// Affine formats.
+std::vector<float> QueriesAgainstScales(SequenceCase* sequence, double share);
+// Against the witness: along the residual, where Cauchy-Schwarz is an equality in every band.
+std::vector<float> QueriesAgainstWitness(SequenceCase* sequence);
 
 // Which part of a certificate is made false, by a factor of 2.
 enum class Canary : uint8_t { kNone, kHalfWidth, kWorstCaseTv, kOutputBound };

@@ -217,6 +217,24 @@ TEST_P(AttendTest, ValueTermsCoverTheReferenceAndAreTight) {
   }
 }
 
+TEST_P(AttendTest, ValueRadiusCoversTheRange) {
+  for (const NamedShape& named : AllShapes()) {
+    SCOPED_TRACE(named.name);
+    const SequenceCase sequence(named.shape, kSeed, Backend::kReference);
+    ReadResult result(sequence.args());
+    ASSERT_NO_FATAL_FAILURE(result.Run(GetParam().backend, sequence.args()));
+    double radius = 0;
+    for (int64_t t = sequence.args().token_begin; t < sequence.args().token_end; ++t) {
+      double square = 0;
+      for (int i = 0; i < named.shape.value_dim; ++i) {
+        square += double{sequence.OriginalValue(t, i)} * sequence.OriginalValue(t, i);
+      }
+      radius = std::max(radius, std::sqrt(square));
+    }
+    EXPECT_GE(result.view().value_radius[0], radius * (1 - 0x1p-40));
+  }
+}
+
 TEST_P(AttendTest, CertificatesCoverTheTruth) {
   for (const NamedShape& named : AllShapes()) {
     SCOPED_TRACE(named.name);
