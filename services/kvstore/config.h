@@ -11,22 +11,22 @@ namespace certkv {
 
 // What each field is stands in config.cc, where docs/config.md comes from.
 struct KvStoreConfig {
-  int64_t device_memory_bytes = int64_t{512} << 20;    // of each registered cache
-  int64_t backing_memory_bytes = int64_t{1} << 30;     // of each registered cache
-  int64_t staging_memory_bytes = int64_t{1} << 30;     // of all sessions together
-  int32_t staging_slots = 64;                          // of a worker that asks for none
-  int32_t cache_limit = 8;                             //
-  int32_t session_limit = 256;                         //
-  int32_t lease_limit = 16384;                         // of one session
-  int64_t lease_duration_ms = 30'000;                  // of a call that asks for none
-  int64_t lease_duration_max_ms = int64_t{3'600'000};  //
-  int64_t connect_timeout_ms = 10'000;                 //
-  int32_t pinned_percent_max = 50;                     // of a cache's backing slots
-  int32_t watcher_limit = 64;                          //
-  int32_t event_queue_limit = 16384;                   // of one watcher
-  int32_t seal_threads = 0;                            // 0: one per processor
-  int32_t seal_queue_limit = 256;                      //
-  std::string fd_socket;                               // "": DefaultFdSocket()
+  int64_t device_memory_bytes = int64_t{512} << 20;  // of each registered cache
+  int64_t backing_memory_bytes = int64_t{1} << 30;   // of each registered cache
+  int64_t staging_memory_bytes = int64_t{1} << 30;   // of all sessions together
+  int32_t staging_slots = 64;                        // of a worker that asks for none
+  int32_t cache_limit = 8;
+  int32_t session_limit = 256;
+  int32_t lease_limit = 16384;         // of one session
+  int64_t lease_duration_ms = 30'000;  // of a call that asks for none
+  int64_t lease_duration_max_ms = int64_t{3'600'000};
+  int64_t connect_timeout_ms = 10'000;
+  int32_t pinned_percent_max = 50;  // of a cache's backing slots
+  int32_t watcher_limit = 64;
+  int32_t event_queue_limit = 16384;  // of one watcher
+  int32_t seal_threads = 0;           // 0: one per processor
+  int32_t seal_queue_limit = 256;
+  std::string fd_socket;  // "": DefaultFdSocket()
 };
 
 // `config` must live as long as the section is used.
