@@ -81,12 +81,9 @@ uint8_t FloatToE4m3(float value) {
     return sign | static_cast<uint8_t>(std::nearbyint(magnitude * 0x1p9f));
   }
   int exponent = 0;
-  const float fraction = std::frexp(magnitude, &exponent);             // [0.5, 1)
-  auto mantissa = static_cast<int>(std::nearbyint(fraction * 16.0f));  // 8 .. 16
-  if (mantissa == 16) {
-    mantissa = 8;
-    ++exponent;
-  }
+  const float fraction = std::frexp(magnitude, &exponent);  // [0.5, 1)
+  // 8 .. 16; 16 carries into the exponent in the sum below.
+  const auto mantissa = static_cast<int>(std::nearbyint(fraction * 16.0f));
   return static_cast<uint8_t>(sign | ((exponent + 6) * 8 + (mantissa - 8)));
 }
 

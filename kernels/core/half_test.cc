@@ -182,7 +182,7 @@ TEST(HalfTest, E4m3RoundsToNearestEvenBetweenAllNeighbours) {
 }
 
 TEST(HalfTest, E4m3Saturates) {
-  for (const float value : {448.0f, 449.0f, 1e30f, kInf}) {
+  for (const float value : {448.0f, 449.0f, 464.0f, 480.0f, 512.0f, 1000.0f, 1e30f, kInf}) {
     EXPECT_EQ(FloatToE4m3(value), 0x7e) << value;
     EXPECT_EQ(FloatToE4m3(-value), 0xfe) << value;
   }

@@ -35,10 +35,9 @@ int16_t WitnessExponentFor(float norm_max) {
 
 float DecodeWitness(uint8_t code, int16_t exponent) {
   if (code == 0) return 0.0f;
-  if (exponent == kWitnessExponentUnknown) return kInfinity;
   const int steps = 16 * exponent + code - 255;
-  const int octave = steps >> 4;  // floor
-  if (octave > 127) return kInfinity;
+  const int octave = steps >> 4;       // floor
+  if (octave > 127) return kInfinity;  // kWitnessExponentUnknown among them
   const float fraction = kSixteenths[steps & 15];
   if (octave >= -126) {
     const auto shift = static_cast<uint32_t>(octave) << 23;  // modulo 2^32
