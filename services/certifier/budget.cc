@@ -67,7 +67,7 @@ absl::StatusOr<std::shared_ptr<BudgetAccount>> BudgetBook::AccountOf(const Polic
     return MakeError(absl::StatusCode::kResourceExhausted, "BUDGET_ACCOUNT_LIMIT",
                      absl::StrCat("the certifier keeps accounts of ", accounts_.size(),
                                   " unexpired policy leases, at most ", account_limit_,
-                                  "; close requests or raise view_limit"));
+                                  "; wait until some expire, or raise certifier.budget_limit"));
   }
   auto account = std::make_shared<BudgetAccount>(lease.budget_slice);
   accounts_[lease.lease_id] = {account, lease.expire_time_ms};

@@ -1,26 +1,34 @@
 #include "services/certifier/config.h"
 
+#include "absl/strings/str_cat.h"
+#include "services/common/runtime_directory.h"
+
 namespace certkv {
 
 ConfigSection CertifierConfigSection(CertifierConfig* config) {
   ConfigSection section("certifier",
-                        "Computes attention over stored blocks with a certificate per read, and "
-                        "repairs reads that are out of tolerance.");
-  section.AddString("store_target", &config->store_target, 1024,
-                    "gRPC address of the store on this host; empty means the server's own socket "
-                    "in certkvd, and kvstore.sock in the runtime directory elsewhere");
-  section.AddDuration("store_timeout", &config->store_timeout_ms, {.min = 100, .max = 600'000},
-                      "longest wait for the store when a cache or a worker's staging memory is "
-                      "mapped");
-  section.AddInteger("view_limit", &config->view_limit, {.min = 1, .max = 1 << 20}, "views",
-                     "open views (sequences) at a time");
-  section.AddDuration("view_idle", &config->view_idle_ms, {.min = 1000, .max = 86'400'000},
-                      "a view that is not read for so long is closed");
-  section.AddInteger("budget_limit", &config->budget_limit, {.min = 1, .max = 1 << 24}, "leases",
-                     "unexpired policy leases with a budget that are remembered at a time");
-  section.AddInteger("stream_limit", &config->stream_limit, {.min = 1, .max = 65536}, "streams",
-                     "Attend streams at a time");
+                        "Computes attention over stored blocks with a certificate for each read.");
+  section.AddString("store_socket", &config->store_socket, 107,
+                    "path of the Unix socket at which the store's gRPC service listens; empty "
+                    "means kvstore.sock in the runtime directory, or in certkvd its own socket");
+  section.AddDuration("store_timeout", &config->store_timeout_ms, {100, 60'000},
+                      "how long a call to the store may take before opening a view fails");
+  section.AddInteger("view_limit", &config->view_limit, {1, 1 << 20}, "views",
+                     "sequences that may be open at a time");
+  section.AddDuration("view_idle", &config->view_idle_ms, {1000, 86'400'000},
+                      "a view that nobody has read or updated for so long is closed");
+  section.AddInteger("budget_limit", &config->budget_limit, {1, 1 << 24}, "leases",
+                     "unexpired policy leases with a budget whose spending is remembered");
+  section.AddInteger("stream_limit", &config->stream_limit, {1, 65536}, "streams",
+                     "Attend streams that may be open at a time");
+  section.AddInteger("messages_in_flight", &config->messages_in_flight, {1, 1024}, "messages",
+                     "messages of one Attend stream that are read before the first is answered");
+  section.AddInteger("read_threads", &config->read_threads, {0, 1024}, "threads",
+                     "threads of server.io_threads that work on one message together; 0 means one "
+                     "per processor");
   return section;
 }
+
+std::string DefaultStoreSocket() { return absl::StrCat(RuntimeDirectory(), "/kvstore.sock"); }
 
 }  // namespace certkv

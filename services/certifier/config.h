@@ -11,16 +11,21 @@ namespace certkv {
 
 // What each field is stands in config.cc, where docs/config.md comes from.
 struct CertifierConfig {
-  std::string store_target;         // "": unix:<runtime directory>/kvstore.sock
-  int64_t store_timeout_ms = 5000;  // of a call to the store
+  std::string store_socket;         // "": DefaultStoreSocket()
+  int64_t store_timeout_ms = 2000;  //
   int32_t view_limit = 4096;        //
   int64_t view_idle_ms = 600'000;   //
-  int32_t budget_limit = 65536;     // policy leases with a budget remembered at a time
+  int32_t budget_limit = 65536;     //
   int32_t stream_limit = 1024;      //
+  int32_t messages_in_flight = 4;   // of one Attend stream
+  int32_t read_threads = 0;         // 0: one per processor
 };
 
 // `config` must live as long as the section is used.
 ConfigSection CertifierConfigSection(CertifierConfig* config);
+
+// <runtime directory>/kvstore.sock: where certkv-kvstore listens by default.
+std::string DefaultStoreSocket();
 
 }  // namespace certkv
 

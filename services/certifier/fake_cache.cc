@@ -14,9 +14,7 @@
 namespace certkv::certifier {
 namespace {
 
-constexpr int64_t kTestStagingId = 77;
 constexpr int32_t kStagingSlots = 4;
-constexpr int32_t kTailSlot = 2;
 constexpr uint64_t kSealedGeneration = 6;
 
 template <typename T>
@@ -72,7 +70,7 @@ FakeCache::FakeCache(const CacheSpec& spec, int32_t slot_count)
   };
   cache_ = ValueOrDie(MappedCache::Create(spec_, map(device_), map(backing_)));
   staging_ = std::make_shared<const StagingMap>(
-      StagingMap{kTestStagingId,
+      StagingMap{kFakeStagingId,
                  ValueOrDie(MappedSlab::Create(spec_, SlabKind::kStaging, map(staging_slab_)))});
 }
 
@@ -138,11 +136,11 @@ void FakeCache::Put(const SequenceData& data) {
     GenerationAt(backing_.mapping.data(), backing_.layout, handle.backing.slot) = kSealedGeneration;
   }
   tail_count_ = static_cast<int32_t>(data.token_count % spec_.block_tokens);
-  CopyTokens(staging_slab_, kTailSlot, int64_t{block_count} * spec_.block_tokens, tail_count_);
+  CopyTokens(staging_slab_, kFakeTailSlot, int64_t{block_count} * spec_.block_tokens, tail_count_);
 }
 
 ViewTail FakeCache::tail() const {
-  return ValueOrDie(MakeTail(*cache_, staging_, kTailSlot, tail_count_));
+  return ValueOrDie(MakeTail(*cache_, staging_, kFakeTailSlot, tail_count_));
 }
 
 std::shared_ptr<View> FakeCache::OpenView(const PolicyLease& policy, BudgetBook* book,
@@ -173,8 +171,9 @@ uint16_t* FakeCache::original_values(int32_t block, int32_t layer, int32_t kv_he
 }
 
 uint16_t* FakeCache::tail_keys(int32_t layer, int32_t kv_head) {
-  return reinterpret_cast<uint16_t*>(staging_slab_.mapping.data() +
-                                     staging_slab_.layout.key_offset(kTailSlot, layer, kv_head));
+  return reinterpret_cast<uint16_t*>(
+      staging_slab_.mapping.data() +
+      staging_slab_.layout.key_offset(kFakeTailSlot, layer, kv_head));
 }
 
 void FakeCache::BumpDeviceGeneration(int32_t block) {
@@ -186,7 +185,7 @@ void FakeCache::BumpBackingGeneration(int32_t block) {
 }
 
 void FakeCache::BumpStagingGeneration() {
-  ++GenerationAt(staging_slab_.mapping.data(), staging_slab_.layout, kTailSlot);
+  ++GenerationAt(staging_slab_.mapping.data(), staging_slab_.layout, kFakeTailSlot);
 }
 
 CacheSpec SmallSpec(int32_t layer_count, int32_t kv_head_count, int32_t group_size,

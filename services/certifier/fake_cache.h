@@ -56,6 +56,11 @@ class FakeCache {
   // A view of everything that was put.
   std::shared_ptr<View> OpenView(const PolicyLease& policy, BudgetBook* book, int64_t now_ms = 0);
 
+  // What a store would hand over; a descriptor lives as long as the cache.
+  int device_fd() const { return device_.fd.get(); }
+  int backing_fd() const { return backing_.fd.get(); }
+  int staging_fd() const { return staging_slab_.fd.get(); }
+
   // Where the store would write; to break things with.
   uint8_t* scan(int32_t block, int32_t layer, int32_t kv_head, int32_t tile);
   uint8_t* detail(int32_t block, int32_t layer, int32_t kv_head, int32_t tile);
@@ -88,6 +93,10 @@ class FakeCache {
   std::vector<BlockHandle> blocks_;
   int32_t tail_count_ = 0;
 };
+
+// The staging memory's id, and the slot that Put leaves the tail in.
+inline constexpr int64_t kFakeStagingId = 77;
+inline constexpr int32_t kFakeTailSlot = 2;
 
 // A spec with all layers alike, K8V4 of fp16, no RoPE.
 CacheSpec SmallSpec(int32_t layer_count, int32_t kv_head_count, int32_t group_size,

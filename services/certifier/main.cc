@@ -1,4 +1,4 @@
-// certkv-certifier: attention over stored blocks, with a certificate per read.
+// certkv-certifier: attention over stored blocks, with a certificate for each read.
 #include "services/certifier/config.h"
 #include "services/certifier/service.h"
 #include "services/common/server_program.h"
@@ -6,9 +6,8 @@
 int main(int argc, char** argv) {
   certkv::CertifierConfig config;
   certkv::ServerProgram program({.name = "certkv-certifier",
-                                 .summary = "Computes attention over stored blocks with a "
-                                            "certificate per read, and repairs what is out of "
-                                            "tolerance.",
+                                 .summary = "Computes attention over stored blocks, with a "
+                                            "certificate for each read.",
                                  .socket_name = "certifier.sock"});
   program.AddSection(certkv::CertifierConfigSection(&config));
   program.AddService<certkv::CertifierServer>("certkv.certifier.v1.Certifier", &config);

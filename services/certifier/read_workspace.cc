@@ -1,6 +1,7 @@
 #include "services/certifier/read_workspace.h"
 
 #include <algorithm>
+#include <bit>
 #include <new>
 #include <utility>
 
@@ -92,7 +93,9 @@ WorkspacePool::WorkspacePool(int32_t count) {
   for (int32_t i = 0; i < count; ++i) idle_.push_back(std::make_unique<ReadWorkspace>());
 }
 
-void WorkspacePool::Reserve(const WorkspaceShape& shape) {
+void WorkspacePool::Reserve(const CacheSpec& spec, int64_t token_count) {
+  const auto rounded = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(token_count)));
+  const WorkspaceShape shape = ShapeOfReads(spec, rounded);
   absl::MutexLock lock(&mutex_);
   shape_.Include(shape);
   for (const auto& workspace : idle_) workspace->Reserve(shape_);

@@ -79,8 +79,9 @@ class WorkspacePool {
   // Makes `count` workspaces: one for each thread that reads.
   explicit WorkspacePool(int32_t count);
 
-  // Makes room in every workspace; in those in use when they come back.
-  void Reserve(const WorkspaceShape& shape) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Makes room in every workspace for reads of `token_count` tokens, in those in use when they come
+  // back. Rounded up to a power of two, so that a view that grows does it rarely.
+  void Reserve(const CacheSpec& spec, int64_t token_count) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Owns a workspace and gives it back in the end.
   class Handle {

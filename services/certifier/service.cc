@@ -1,267 +1,341 @@
 #include "services/certifier/service.h"
 
-#include <grpcpp/grpcpp.h>
-
+// Boost 1.74's Asio uses std::exchange without including it.
+#include <utility>
+//
 #include <algorithm>
-#include <boost/asio/post.hpp>
+#include <atomic>
+#include <boost/asio/io_context.hpp>
 #include <boost/asio/steady_timer.hpp>
-#include <boost/asio/thread_pool.hpp>
 #include <chrono>
-#include <optional>
 #include <string>
 #include <thread>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/mutex.h"
 #include "certkv/certifier/v1/certifier.grpc.pb.h"
-#include "kernels/core/limits.h"
 #include "kernels/core/status.h"
-#include "services/certifier/attend_stream.h"
-#include "services/certifier/read_job.h"
-#include "services/certifier/store_link.h"
+#include "services/certifier/convert.h"
+#include "services/certifier/read_batch.h"
+#include "services/certifier/service_attend.h"
+#include "services/certifier/store_client.h"
 #include "services/certifier/view_table.h"
 #include "services/common/convert.h"
 #include "services/common/errors.h"
 #include "services/common/log.h"
 #include "services/common/random_id.h"
-#include "services/common/runtime_directory.h"
 
 namespace certkv {
-namespace {
 
 namespace v1 = certifier::v1;
-using certifier::BudgetBook;
-using certifier::CertifierCounters;
-using certifier::kErrorDomain;
-using certifier::MappedCache;
-using certifier::StagingMap;
-using certifier::View;
-using certifier::ViewTail;
-using grpc::CallbackServerContext;
-using grpc::ServerUnaryReactor;
 
-constexpr std::chrono::seconds kSweepInterval{1};
+// Everything of the server. Kept alive by its timer and by calls that wait for the store.
+class CertifierServer::Core final : public v1::Certifier::CallbackService,
+                                    public std::enable_shared_from_this<CertifierServer::Core> {
+ public:
+  Core(const CertifierConfig& config, const Clock* clock, boost::asio::io_context* io_context,
+       std::unique_ptr<certifier::CacheProvider> provider, certifier::ReadKernels kernels);
 
-std::string StoreTargetOf(const CertifierConfig& config) {
-  if (!config.store_target.empty()) return config.store_target;
-  return absl::StrCat("unix:", RuntimeDirectory(), "/kvstore.sock");
-}
+  void StartTimer();
+  void Stop();
+  void Drain();
+  void LogCounters();
+  const certifier::CertifierCounters& counters() const { return counters_; }
 
-absl::StatusOr<std::vector<BlockHandle>> BlocksOf(
-    const google::protobuf::RepeatedPtrField<type::BlockHandle>& protos) {
-  std::vector<BlockHandle> blocks;
-  blocks.reserve(protos.size());
-  for (const type::BlockHandle& proto : protos) {
-    CERTKV_ASSIGN_OR_RETURN(blocks.emplace_back(), BlockHandleFromProto(proto));
-  }
-  return blocks;
+  grpc::ServerUnaryReactor* OpenView(grpc::CallbackServerContext* context,
+                                     const v1::OpenViewRequest* request,
+                                     v1::OpenViewResponse* response) override;
+  grpc::ServerUnaryReactor* UpdateView(grpc::CallbackServerContext* context,
+                                       const v1::UpdateViewRequest* request,
+                                       v1::UpdateViewResponse* response) override;
+  grpc::ServerUnaryReactor* CloseView(grpc::CallbackServerContext* context,
+                                      const v1::CloseViewRequest* request,
+                                      v1::CloseViewResponse* response) override;
+  grpc::ServerUnaryReactor* Certify(grpc::CallbackServerContext* context,
+                                    const v1::CertifyRequest* request,
+                                    v1::CertifyResponse* response) override;
+  grpc::ServerBidiReactor<v1::AttendRequest, v1::AttendResponse>* Attend(
+      grpc::CallbackServerContext* context) override;
+
+ private:
+  using Acquired = absl::StatusOr<certifier::AcquiredCache>;
+
+  // Before anything else of a unary call.
+  absl::Status CheckCall(const grpc::CallbackServerContext& context) const;
+  grpc::ServerUnaryReactor* Finish(grpc::ServerUnaryReactor* reactor, const absl::Status& status);
+
+  absl::Status CreateView(const v1::OpenViewRequest& request, const PolicyLease& policy,
+                          const std::vector<BlockHandle>& blocks, const Acquired& acquired,
+                          v1::OpenViewResponse* response);
+  absl::Status ApplyUpdate(const v1::UpdateViewRequest& request,
+                           const std::vector<BlockHandle>& blocks, certifier::View* view,
+                           const Acquired& acquired);
+  void ReserveFor(const certifier::View& view);
+
+  const CertifierConfig config_;
+  const Clock* const clock_;
+  boost::asio::io_context* const io_context_;
+  certifier::CertifierCounters counters_;
+  const certifier::ReadEngine engine_;
+  certifier::BudgetBook budgets_;
+  certifier::ViewTable views_;
+  certifier::WorkspacePool workspaces_;
+  certifier::BatchRunner runner_;
+  certifier::AttendStreamSet streams_;
+  boost::asio::steady_timer timer_;
+  std::atomic<bool> stopped_{false};
+  std::atomic<bool> draining_{false};
+  // Declared last: its threads may call back into everything above until it is destroyed.
+  std::unique_ptr<certifier::CacheProvider> provider_;
+};
+
+namespace {
+
+// How often idle views are looked for.
+constexpr std::chrono::milliseconds kTickInterval(1000);
+
+int32_t ReadThreads(const CertifierConfig& config) {
+  if (config.read_threads > 0) return config.read_threads;
+  return std::max(1, static_cast<int32_t>(std::thread::hardware_concurrency()));
 }
 
 }  // namespace
 
-// Handlers of the timer hold it only while they run, so that the last of {CertifierServer, handler}
-// destroys it.
-class CertifierServer::Core final : public v1::Certifier::CallbackService,
-                                    public std::enable_shared_from_this<CertifierServer::Core> {
- public:
-  Core(const CertifierConfig& config, const Clock* clock, boost::asio::io_context* io_context)
-      : config_(config),
-        clock_(clock),
-        store_(StoreTargetOf(config), config.store_timeout_ms),
-        views_(config.view_limit),
-        budgets_(config.budget_limit),
-        workspaces_(std::max(2, static_cast<int32_t>(std::thread::hardware_concurrency()))),
-        engine_(certifier::KernelsOf(Backend::kCpu), &counters_),
-        streams_(config.stream_limit),
-        context_{&views_, &workspaces_, &engine_, clock, io_context},
-        store_thread_(1),
-        timer_(*io_context) {}
+CertifierServer::Core::Core(const CertifierConfig& config, const Clock* clock,
+                            boost::asio::io_context* io_context,
+                            std::unique_ptr<certifier::CacheProvider> provider,
+                            certifier::ReadKernels kernels)
+    : config_(config),
+      clock_(clock),
+      io_context_(io_context),
+      engine_(std::move(kernels), &counters_),
+      budgets_(config.budget_limit),
+      views_(config.view_limit),
+      workspaces_(ReadThreads(config)),
+      runner_(&engine_, &views_, &workspaces_, &counters_, clock, io_context, ReadThreads(config)),
+      streams_(config.stream_limit),
+      timer_(*io_context),
+      provider_(std::move(provider)) {}
 
-  void ScheduleSweep() {
-    absl::MutexLock lock(&timer_mutex_);
-    if (stopped_) return;
-    timer_.expires_after(kSweepInterval);
-    timer_.async_wait([weak = weak_from_this()](const boost::system::error_code& error) {
-      const std::shared_ptr<Core> core = weak.lock();
-      if (error || core == nullptr) return;
-      core->views_.EraseIdle(core->clock_->NowMs() - core->config_.view_idle_ms);
-      core->ScheduleSweep();
-    });
-  }
-  void Stop() {
-    {
-      absl::MutexLock lock(&timer_mutex_);
-      stopped_ = true;
-      timer_.cancel();
+void CertifierServer::Core::StartTimer() {
+  timer_.expires_after(kTickInterval);
+  timer_.async_wait([weak = weak_from_this()](const boost::system::error_code& error) {
+    const auto core = weak.lock();
+    if (error || core == nullptr || core->stopped_) return;
+    const int32_t closed =
+        core->views_.EraseIdle(core->clock_->NowMs() - core->config_.view_idle_ms);
+    if (closed > 0) {
+      Log(LogLevel::kInfo, "views_closed", {{"views", closed}, {"why", "idle or store lost"}});
     }
-    store_thread_.join();
-    LogCounters();
+    core->StartTimer();
+  });
+}
+
+void CertifierServer::Core::Stop() {
+  stopped_ = true;
+  provider_.reset();
+}
+
+void CertifierServer::Core::Drain() {
+  draining_ = true;
+  streams_.DrainAll();
+}
+
+void CertifierServer::Core::LogCounters() {
+  const auto by_rung = [this](Rung rung) {
+    return counters_.heads_by_rung[static_cast<int>(rung)].load();
+  };
+  std::string errors;
+  for (const auto& [reason, count] : counters_.ErrorsByReason()) {
+    absl::StrAppend(&errors, errors.empty() ? "" : ",", reason, ":", count);
   }
-  void Drain() { streams_.DrainAll(); }
+  Log(LogLevel::kInfo, "certifier_counters",
+      {{"reads", counters_.reads.load()},
+       {"failed_reads", counters_.failed_reads.load()},
+       {"heads_certified_first", by_rung(Rung::kNone)},
+       {"heads_values", by_rung(Rung::kValues)},
+       {"heads_keys", by_rung(Rung::kKeys)},
+       {"heads_head", by_rung(Rung::kHead)},
+       {"heads_layer", by_rung(Rung::kLayer)},
+       {"repair_bytes", counters_.repair_bytes.load()},
+       {"attend_passes", counters_.attend_passes.load()},
+       {"errors", errors}});
+}
 
-  ServerUnaryReactor* OpenView(CallbackServerContext* context, const v1::OpenViewRequest* request,
-                               v1::OpenViewResponse* response) override {
-    return OnStoreThread(context,
-                         [this, request, response] { return OpenViewNow(*request, response); });
+absl::Status CertifierServer::Core::CheckCall(const grpc::CallbackServerContext& context) const {
+  return FromGrpcStatus(RequireDeadline(context, certifier::kErrorDomain));
+}
+
+grpc::ServerUnaryReactor* CertifierServer::Core::Finish(grpc::ServerUnaryReactor* reactor,
+                                                        const absl::Status& status) {
+  reactor->Finish(ToGrpcStatus(status, certifier::kErrorDomain));
+  return reactor;
+}
+
+grpc::ServerUnaryReactor* CertifierServer::Core::OpenView(grpc::CallbackServerContext* context,
+                                                          const v1::OpenViewRequest* request,
+                                                          v1::OpenViewResponse* response) {
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  absl::Status status = CheckCall(*context);
+  if (status.ok() && draining_) status = certifier::DrainingError();
+  if (!status.ok()) return Finish(reactor, status);
+  const absl::StatusOr<SpecDigest> digest = SpecDigestFromBytes(request->spec_digest());
+  if (!digest.ok()) return Finish(reactor, digest.status());
+  absl::StatusOr<PolicyLease> policy = PolicyLeaseFromProto(request->policy());
+  if (!policy.ok()) return Finish(reactor, policy.status());
+  absl::StatusOr<std::vector<BlockHandle>> blocks =
+      certifier::BlockHandlesFromProto(request->blocks());
+  if (!blocks.ok()) return Finish(reactor, blocks.status());
+  status = views_.CheckRoom();
+  if (!status.ok()) return Finish(reactor, status);
+  provider_->Acquire(*digest, request->tail().staging_id(),
+                     [this, reactor, request, response, policy = *std::move(policy),
+                      blocks = *std::move(blocks)](const Acquired& acquired) {
+                       Finish(reactor, CreateView(*request, policy, blocks, acquired, response));
+                     });
+  return reactor;
+}
+
+absl::Status CertifierServer::Core::CreateView(const v1::OpenViewRequest& request,
+                                               const PolicyLease& policy,
+                                               const std::vector<BlockHandle>& blocks,
+                                               const Acquired& acquired,
+                                               v1::OpenViewResponse* response) {
+  CERTKV_RETURN_IF_ERROR(acquired.status());
+  CERTKV_ASSIGN_OR_RETURN(
+      certifier::ViewTail tail,
+      certifier::MakeTail(*acquired->cache, acquired->staging, request.tail().staging_slot(),
+                          request.tail().token_count()));
+  CERTKV_ASSIGN_OR_RETURN(const std::shared_ptr<certifier::View> view,
+                          certifier::View::Create(acquired->cache, blocks, std::move(tail), policy,
+                                                  &budgets_, clock_->NowMs()));
+  ReserveFor(*view);
+  const ViewId id{RandomId()};
+  CERTKV_RETURN_IF_ERROR(views_.Insert(id, view));
+  response->set_view_id(static_cast<int64_t>(id));
+  return absl::OkStatus();
+}
+
+void CertifierServer::Core::ReserveFor(const certifier::View& view) {
+  const CacheSpec& spec = view.cache()->spec();
+  // With the tail's block, whose tokens come without another reservation.
+  workspaces_.Reserve(spec, view.Snapshot().token_count + spec.block_tokens);
+}
+
+grpc::ServerUnaryReactor* CertifierServer::Core::UpdateView(grpc::CallbackServerContext* context,
+                                                            const v1::UpdateViewRequest* request,
+                                                            v1::UpdateViewResponse* /*response*/) {
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  const absl::Status status = CheckCall(*context);
+  if (!status.ok()) return Finish(reactor, status);
+  const absl::StatusOr<std::shared_ptr<certifier::View>> view =
+      views_.Find(ViewId{request->view_id()});
+  if (!view.ok()) return Finish(reactor, view.status());
+  absl::StatusOr<std::vector<BlockHandle>> blocks =
+      certifier::BlockHandlesFromProto(request->appended_blocks());
+  if (!blocks.ok()) return Finish(reactor, blocks.status());
+  const int64_t staging_id = request->tail().staging_id();
+  const std::shared_ptr<const certifier::StagingMap> known = (*view)->staging();
+  // The usual step of decoding moves the tail inside memory that is mapped already.
+  const bool is_mapped = staging_id == 0 || (known != nullptr && known->staging_id == staging_id);
+  if (is_mapped) {
+    const certifier::AcquiredCache acquired = {(*view)->cache(), staging_id == 0 ? nullptr : known};
+    return Finish(reactor, ApplyUpdate(*request, *blocks, view->get(), acquired));
   }
+  provider_->Acquire((*view)->cache()->spec_digest(), staging_id,
+                     [this, reactor, request, blocks = *std::move(blocks),
+                      view = *view](const Acquired& acquired) {
+                       Finish(reactor, ApplyUpdate(*request, blocks, view.get(), acquired));
+                     });
+  return reactor;
+}
 
-  ServerUnaryReactor* UpdateView(CallbackServerContext* context,
-                                 const v1::UpdateViewRequest* request,
-                                 v1::UpdateViewResponse*) override {
-    return OnStoreThread(context, [this, request] { return UpdateViewNow(*request); });
+absl::Status CertifierServer::Core::ApplyUpdate(const v1::UpdateViewRequest& request,
+                                                const std::vector<BlockHandle>& blocks,
+                                                certifier::View* view, const Acquired& acquired) {
+  CERTKV_RETURN_IF_ERROR(view->cache()->CheckAlive());
+  CERTKV_RETURN_IF_ERROR(acquired.status());
+  if (acquired->cache != view->cache()) {
+    view->cache()->MarkDead();  // the store came back as another one
+    return view->cache()->CheckAlive();
   }
-
-  ServerUnaryReactor* CloseView(CallbackServerContext* context, const v1::CloseViewRequest* request,
-                                v1::CloseViewResponse*) override {
-    ServerUnaryReactor* reactor = context->DefaultReactor();
-    grpc::Status status = RequireDeadline(*context, kErrorDomain);
-    if (status.ok()) views_.Erase(ViewId{request->view_id()});
-    reactor->Finish(status);
-    return reactor;
+  certifier::ViewUpdate update;
+  update.appended_blocks = blocks;
+  if (request.has_tail()) {
+    CERTKV_ASSIGN_OR_RETURN(update.tail, certifier::MakeTail(*view->cache(), acquired->staging,
+                                                             request.tail().staging_slot(),
+                                                             request.tail().token_count()));
   }
-
-  grpc::ServerBidiReactor<v1::AttendRequest, v1::AttendResponse>* Attend(
-      CallbackServerContext*) override {
-    return new certifier::AttendStream(&context_, &streams_);
+  if (request.has_policy()) {
+    CERTKV_ASSIGN_OR_RETURN(update.policy, PolicyLeaseFromProto(request.policy()));
   }
+  CERTKV_RETURN_IF_ERROR(view->Update(update, clock_->NowMs()));
+  if (!blocks.empty()) ReserveFor(*view);
+  return absl::OkStatus();
+}
 
-  ServerUnaryReactor* Certify(CallbackServerContext* context, const v1::CertifyRequest* request,
-                              v1::CertifyResponse* response) override {
-    ServerUnaryReactor* reactor = context->DefaultReactor();
-    grpc::Status status = RequireDeadline(*context, kErrorDomain);
-    if (status.ok() && request->reads_size() > kReadsPerAttendMax) {
-      status = ToGrpcStatus(
-          MakeError(absl::StatusCode::kInvalidArgument, "READ_LIMIT",
-                    absl::StrCat("a CertifyRequest has ", request->reads_size(), " reads, at most ",
-                                 kReadsPerAttendMax, "; send several")),
-          kErrorDomain);
-    }
-    if (!status.ok()) {
-      reactor->Finish(status);
-      return reactor;
-    }
-    StartReadJob(context_, request->reads(), {.want_outputs = false, .measure_only = true},
-                 response->mutable_results(), [reactor] { reactor->Finish(grpc::Status::OK); });
-    return reactor;
-  }
+grpc::ServerUnaryReactor* CertifierServer::Core::CloseView(grpc::CallbackServerContext* context,
+                                                           const v1::CloseViewRequest* request,
+                                                           v1::CloseViewResponse* /*response*/) {
+  const absl::Status status = CheckCall(*context);
+  if (status.ok()) views_.Erase(ViewId{request->view_id()});
+  return Finish(context->DefaultReactor(), status);
+}
 
- private:
-  // Work that may wait for the store runs on a thread of its own, never on gRPC's.
-  template <typename Work>
-  ServerUnaryReactor* OnStoreThread(CallbackServerContext* context, Work work) {
-    ServerUnaryReactor* reactor = context->DefaultReactor();
-    if (grpc::Status status = RequireDeadline(*context, kErrorDomain); !status.ok()) {
-      reactor->Finish(status);
-      return reactor;
-    }
-    boost::asio::post(store_thread_, [reactor, work = std::move(work)] {
-      reactor->Finish(ToGrpcStatus(work(), kErrorDomain));
-    });
-    return reactor;
-  }
+grpc::ServerUnaryReactor* CertifierServer::Core::Certify(grpc::CallbackServerContext* context,
+                                                         const v1::CertifyRequest* request,
+                                                         v1::CertifyResponse* response) {
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  const absl::Status status = CheckCall(*context);
+  if (!status.ok()) return Finish(reactor, status);
+  auto reads = certifier::ReadsFromProto(request->reads());
+  if (!reads.ok()) return Finish(reactor, reads.status());
+  const auto shared = std::make_shared<std::vector<certifier::BatchRead>>(*std::move(reads));
+  runner_.Run(shared.get(), {.measure_only = true, .want_outputs = false},
+              [self = shared_from_this(), reactor, response, shared] {
+                certifier::ReadsToProto(*shared, response->mutable_results());
+                self->Finish(reactor, absl::OkStatus());
+              });
+  return reactor;
+}
 
-  // Finds the tail's staging memory; none when there is no tail.
-  absl::StatusOr<ViewTail> TailOf(const MappedCache& cache, const v1::Tail& tail) {
-    if (tail.staging_id() == 0 || tail.token_count() == 0) return ViewTail{};
-    CERTKV_ASSIGN_OR_RETURN(std::shared_ptr<const StagingMap> staging,
-                            store_.FindStaging(cache, tail.staging_id()));
-    return MakeTail(cache, std::move(staging), tail.staging_slot(), tail.token_count());
-  }
-
-  absl::Status OpenViewNow(const v1::OpenViewRequest& request, v1::OpenViewResponse* response) {
-    CERTKV_RETURN_IF_ERROR(views_.CheckRoom());
-    CERTKV_ASSIGN_OR_RETURN(const SpecDigest digest, SpecDigestFromBytes(request.spec_digest()));
-    CERTKV_ASSIGN_OR_RETURN(const std::vector<BlockHandle> blocks, BlocksOf(request.blocks()));
-    CERTKV_ASSIGN_OR_RETURN(const PolicyLease policy, PolicyLeaseFromProto(request.policy()));
-    CERTKV_ASSIGN_OR_RETURN(std::shared_ptr<MappedCache> cache, store_.FindCache(digest));
-    CERTKV_ASSIGN_OR_RETURN(ViewTail tail, TailOf(*cache, request.tail()));
-    const int64_t now_ms = clock_->NowMs();
-    CERTKV_ASSIGN_OR_RETURN(std::shared_ptr<View> view, View::Create(cache, blocks, std::move(tail),
-                                                                     policy, &budgets_, now_ms));
-    ReserveFor(*view);
-    const int64_t id = RandomId();
-    CERTKV_RETURN_IF_ERROR(views_.Insert(ViewId{id}, std::move(view)));
-    response->set_view_id(id);
-    return absl::OkStatus();
-  }
-
-  absl::Status UpdateViewNow(const v1::UpdateViewRequest& request) {
-    CERTKV_ASSIGN_OR_RETURN(const std::shared_ptr<View> view,
-                            views_.Find(ViewId{request.view_id()}));
-    CERTKV_ASSIGN_OR_RETURN(const std::vector<BlockHandle> blocks,
-                            BlocksOf(request.appended_blocks()));
-    certifier::ViewUpdate update;
-    update.appended_blocks = blocks;
-    if (request.has_tail()) {
-      CERTKV_ASSIGN_OR_RETURN(update.tail, TailOf(*view->cache(), request.tail()));
-    }
-    if (request.has_policy()) {
-      CERTKV_ASSIGN_OR_RETURN(update.policy, PolicyLeaseFromProto(request.policy()));
-    }
-    CERTKV_RETURN_IF_ERROR(view->Update(update, clock_->NowMs()));
-    ReserveFor(*view);
-    return absl::OkStatus();
-  }
-
-  // So that reads allocate nothing large.
-  void ReserveFor(const View& view) {
-    const CacheSpec& spec = view.cache()->spec();
-    // Rounded up to 4096 tokens, so that a growing sequence rarely makes them grow.
-    const int64_t tokens = (view.Snapshot().token_count + 4095) / 4096 * 4096;
-    workspaces_.Reserve(certifier::ShapeOfReads(spec, tokens));
-  }
-
-  void LogCounters() const {
-    const auto value = [](const std::atomic<int64_t>& counter) {
-      return counter.load(std::memory_order_relaxed);
-    };
-    Log(LogLevel::kInfo, "certifier_counters",
-        {{"reads", value(counters_.reads)},
-         {"failed_reads", value(counters_.failed_reads)},
-         {"heads_certified_first", value(counters_.heads_by_rung[static_cast<int>(Rung::kNone)])},
-         {"heads_values", value(counters_.heads_by_rung[static_cast<int>(Rung::kValues)])},
-         {"heads_keys", value(counters_.heads_by_rung[static_cast<int>(Rung::kKeys)])},
-         {"heads_head", value(counters_.heads_by_rung[static_cast<int>(Rung::kHead)])},
-         {"heads_layer", value(counters_.heads_by_rung[static_cast<int>(Rung::kLayer)])},
-         {"repair_bytes", value(counters_.repair_bytes)},
-         {"attend_passes", value(counters_.attend_passes)}});
-    for (const auto& [reason, count] : counters_.ErrorsByReason()) {
-      Log(LogLevel::kInfo, "certifier_errors", {{"reason", reason}, {"reads", count}});
-    }
-  }
-
-  const CertifierConfig config_;
-  const Clock* const clock_;
-  certifier::StoreLink store_;
-  certifier::ViewTable views_;
-  BudgetBook budgets_;
-  CertifierCounters counters_;
-  certifier::WorkspacePool workspaces_;
-  const certifier::ReadEngine engine_;
-  certifier::AttendStreamSet streams_;
-  const certifier::ReadContext context_;
-  boost::asio::thread_pool store_thread_;
-  absl::Mutex timer_mutex_;
-  bool stopped_ ABSL_GUARDED_BY(timer_mutex_) = false;
-  boost::asio::steady_timer timer_ ABSL_GUARDED_BY(timer_mutex_);
-};
-
-CertifierServer::CertifierServer(std::shared_ptr<Core> core) : core_(std::move(core)) {}
-
-CertifierServer::~CertifierServer() { core_->Stop(); }
+grpc::ServerBidiReactor<v1::AttendRequest, v1::AttendResponse>* CertifierServer::Core::Attend(
+    grpc::CallbackServerContext* /*context*/) {
+  return certifier::AttendStream::Start(shared_from_this(), &runner_, &streams_,
+                                        config_.messages_in_flight);
+}
 
 absl::StatusOr<std::unique_ptr<CertifierServer>> CertifierServer::Create(
     const CertifierConfig& config, const Clock* clock, boost::asio::io_context* io_context) {
-  // A wrong CERTKV_CPU is said now, not at the first read.
   CERTKV_ASSIGN_OR_RETURN(const CpuIsa isa, SelectedCpuIsa());
-  Log(LogLevel::kInfo, "certifier_kernels", {{"isa", CpuIsaName(isa)}});
-  auto core = std::make_shared<Core>(config, clock, io_context);
-  core->ScheduleSweep();
+  const std::string socket =
+      config.store_socket.empty() ? DefaultStoreSocket() : config.store_socket;
+  Log(LogLevel::kInfo, "certifier_starts",
+      {{"store", socket}, {"isa", CpuIsaName(isa)}, {"read_threads", ReadThreads(config)}});
+  auto provider = std::make_unique<certifier::StoreClient>(
+      certifier::StoreClientOptions{.store_socket = socket, .timeout_ms = config.store_timeout_ms});
+  return CreateWith(config, clock, io_context, std::move(provider),
+                    certifier::KernelsOf(Backend::kCpu));
+}
+
+std::unique_ptr<CertifierServer> CertifierServer::CreateWith(
+    const CertifierConfig& config, const Clock* clock, boost::asio::io_context* io_context,
+    std::unique_ptr<certifier::CacheProvider> provider, certifier::ReadKernels kernels) {
+  auto core =
+      std::make_shared<Core>(config, clock, io_context, std::move(provider), std::move(kernels));
+  core->StartTimer();
   return std::unique_ptr<CertifierServer>(new CertifierServer(std::move(core)));
 }
 
+CertifierServer::CertifierServer(std::shared_ptr<Core> core) : core_(std::move(core)) {}
+
+CertifierServer::~CertifierServer() {
+  core_->Stop();
+  core_->LogCounters();
+}
+
 std::vector<grpc::Service*> CertifierServer::grpc_services() { return {core_.get()}; }
+
+const certifier::CertifierCounters& CertifierServer::counters() const { return core_->counters(); }
 
 void CertifierServer::Drain() { core_->Drain(); }
 

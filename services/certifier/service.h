@@ -1,40 +1,47 @@
-// CertifierServer: the Certifier service of proto/certkv/certifier/v1 over the read engine.
+// CertifierServer: the Certifier service of proto/certkv/certifier/v1 over views and a ReadEngine.
 #ifndef CERTKV_SERVICES_CERTIFIER_SERVICE_H_
 #define CERTKV_SERVICES_CERTIFIER_SERVICE_H_
 
-// Boost 1.74's Asio uses std::exchange without including it.
-#include <utility>
-//
-#include <boost/asio/io_context.hpp>
 #include <memory>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "services/certifier/cache_provider.h"
 #include "services/certifier/config.h"
+#include "services/certifier/counters.h"
+#include "services/certifier/read_kernels.h"
 #include "services/common/clock.h"
 
+namespace boost::asio {
+class io_context;
+}  // namespace boost::asio
 namespace grpc {
 class Service;
 }  // namespace grpc
 
 namespace certkv {
 
-// Reads are computed on the io_context's threads; the store is called on a thread of its own, so
-// that the store may run on the same io_context.
-// Threads: all methods are safe.
+// Stateless but for caches: views and what their leases have spent.
+// Threads: all methods are safe; calls are served on gRPC's and the io_context's threads.
 class CertifierServer {
  public:
-  // `clock` and `io_context` outlive the server. The store is first called when a view is opened.
-  // Errors: those of SelectedCpuIsa.
+  // `clock` and `io_context` outlive the server. Starts a timer on the io_context that closes idle
+  // views. The store is asked when the first view is opened; it need not run yet.
+  // Errors: InvalidArgument [CPU_ISA_UNKNOWN]; FailedPrecondition [CPU_ISA_UNSUPPORTED].
   static absl::StatusOr<std::unique_ptr<CertifierServer>> Create(
       const CertifierConfig& config, const Clock* clock, boost::asio::io_context* io_context);
-  // Comes after the gRPC server was shut down. Logs what was done.
+  // With another source of caches and other kernels; for tests.
+  static std::unique_ptr<CertifierServer> CreateWith(
+      const CertifierConfig& config, const Clock* clock, boost::asio::io_context* io_context,
+      std::unique_ptr<certifier::CacheProvider> provider, certifier::ReadKernels kernels);
+  // Comes after the gRPC server was shut down. Logs the counters.
   ~CertifierServer();
 
   std::vector<grpc::Service*> grpc_services();
+  const certifier::CertifierCounters& counters() const;
 
-  // Ends Attend streams after the message they are at, with UNAVAILABLE [DRAINING]. Unary calls go
-  // on. Doesn't block.
+  // Ends Attend streams after the messages that they have taken, with UNAVAILABLE [DRAINING], and
+  // refuses new views. Other unary calls go on. Doesn't block.
   void Drain();
 
  private:
