@@ -14,6 +14,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "kernels/core/check.h"
 #include "kernels/core/limits.h"
@@ -213,7 +214,7 @@ void AppendComment(absl::string_view indent, absl::string_view text, std::string
 }
 
 std::string EscapeMarkdown(absl::string_view text) {
-  return absl::StrJoin(absl::StrSplit(text, '|'), "\\|");
+  return absl::StrReplaceAll(text, {{"|", "\\|"}, {"<", "\\<"}});
 }
 
 }  // namespace

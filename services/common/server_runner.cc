@@ -256,8 +256,9 @@ void ServerRunner::Shutdown(int64_t drain_timeout_ms) {
     const auto timeout = std::chrono::milliseconds(drain_timeout_ms);
     Log(LogLevel::kInfo, "draining", {{"program", program_}, {"timeout_ms", drain_timeout_ms}});
     health_->Drain();
-    for (const ServedService& served : services_) {
-      if (served.drain) served.drain();
+    // In reverse, because a later service may use an earlier one.
+    for (auto served = services_.rbegin(); served != services_.rend(); ++served) {
+      if (served->drain) served->drain();
     }
     // Stops accepting at once, waits for running calls, cancels them when the time is over.
     server_->Shutdown(std::chrono::system_clock::now() + timeout);
