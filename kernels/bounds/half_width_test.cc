@@ -159,6 +159,25 @@ INSTANTIATE_TEST_SUITE_P(Splits, BandTest,
                                            BandSplit{256, 64, RopePairing::kInterleaved, 4},
                                            BandSplit{128, 0, RopePairing::kNone, 4}));
 
+TEST(BandNormsTest, AreNotBelowTheNorm) {
+  std::mt19937_64 random(kSeed);
+  const BandSplit split = {96, 48, RopePairing::kHalfSplit, 4};
+  for (int trial = 0; trial < 200; ++trial) {
+    const std::vector<float> query = RandomVector(96, 2, &random);
+    std::vector<double> norm(4);
+    BandNorms(split, query, absl::MakeSpan(norm));
+    std::vector<long double> square(4);
+    for (int32_t i = 0; i < 96; ++i) {
+      square[BandOfChannel(split, i)] += static_cast<long double>(query[i]) * query[i];
+    }
+    for (int32_t b = 0; b < 4; ++b) {
+      const long double exact = std::sqrt(square[b]);
+      ASSERT_GE(static_cast<long double>(norm[b]), exact) << "seed " << kSeed;
+      ASSERT_LE(static_cast<long double>(norm[b]), exact * (1 + 0x1p-17L));
+    }
+  }
+}
+
 TEST(WitnessHalfWidthTest, IsReachedByAParallelResidual) {
   std::mt19937_64 random(kSeed);
   const BandSplit split = {64, 64, RopePairing::kHalfSplit, 4};

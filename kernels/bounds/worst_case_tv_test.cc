@@ -6,6 +6,7 @@
 
 #include <cmath>
 #include <limits>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -112,6 +113,23 @@ TEST(WorstCaseTvTest, NegativeZeroIsZero) {
   EXPECT_LE(Tv({-0.0, 0.5, 0.5}, {1, 0, 0}), 1e-12);
 }
 
+// tanh(c / 2) is the relaxation's exact value when all half-widths are equal, so with no gap only
+// the allowance for rounding is left above it.
+TEST(WorstCaseTvTest, RelaxationIsNotBelowItsExactValueByEvenOneRounding) {
+  WorstCaseTvOptions options;
+  options.heavy_tokens_max = 0;
+  options.gap = 0;
+  for (int k = 1; k <= 2000; ++k) {
+    const auto c = static_cast<double>(static_cast<float>(k * 0.0049));
+    const std::vector<double> mass(1 + k % 100, 0.1 * k);
+    const std::vector<double> half_width(mass.size(), c);
+    const auto exact = std::tanh(static_cast<long double>(c) / 2);
+    const double bound = Tv(mass, half_width, options);
+    ASSERT_GE(static_cast<long double>(bound), exact) << c;
+    ASSERT_LE(static_cast<long double>(bound), exact + 1e-12) << c;
+  }
+}
+
 TEST(WorstCaseTvTest, OneTokenCannotMove) { EXPECT_LE(Tv({0.7}, {3.0}), 1e-12); }
 
 TEST(WorstCaseTvTest, ThresholdSetsAloneWouldMissTheSmallToken) {
@@ -144,6 +162,29 @@ TEST(WorstCaseTvTest, IsOneWhenAnythingIsNanOrAMassIsNegative) {
       EXPECT_EQ(Tv(mass, half_width), 1) << count << " " << place;
       mass[place] = 1;
       EXPECT_LT(Tv(mass, half_width), 0.01) << "the same without the defect";
+    }
+  }
+}
+
+TEST(WorstCaseTvTest, IsOneWhenAMassIsBadThoughItsTopTokenIsNot) {
+  const std::vector<double> half_width(1000, 0.01);
+  const std::vector<double> top(1000, 0.5);
+  for (const double bad : {kNan, -1e-3, -1.0}) {
+    for (const size_t place : {size_t{0}, size_t{500}, size_t{999}}) {
+      std::vector<double> mass(1000, 1.0);
+      mass[place] = bad;
+      EXPECT_EQ(WorstCaseTv(TvAtoms<double, double>{mass, half_width, top}).worst_case_tv, 1)
+          << bad << " at " << place;
+    }
+  }
+}
+
+TEST(WorstCaseTvTest, AnUnboundedAtomAmongManyTakesEverything) {
+  for (const double c : {256.0, 300.0, 1e38, 1e300, kInf, -1.0}) {
+    for (const size_t place : {size_t{0}, size_t{500}, size_t{999}}) {
+      std::vector<double> half_width(1000, 0.01);
+      half_width[place] = c;
+      EXPECT_EQ(Tv(std::vector<double>(1000, 1.0), half_width), 1) << c << " at " << place;
     }
   }
 }
@@ -290,6 +331,33 @@ TEST(WorstCaseTvTest, WorkspaceIsCleanAfterEveryKindOfInput) {
       run(mass, broken);
       EXPECT_EQ(run(mass, half_width), expected) << "after half-width " << bad;
     }
+  }
+}
+
+TEST(WorstCaseTvTest, WorkspaceIsCleanAfterMassesThatCancel) {
+  WorstCaseTvWorkspace workspace;
+  std::vector<double> mass(200, 1.0);
+  std::vector<double> half_width(200, 0.01);
+  half_width[150] = 0.301;  // one bin for both, and for nothing else
+  half_width[154] = 0.304;
+  const double expected = Tv(mass, half_width);
+  mass[150] = -1;
+  WorstCaseTv(TvAtoms<double, double>{mass, half_width, {}}, {}, &workspace);
+  mass[150] = 1;
+  const TvAtoms<double, double> atoms{mass, half_width, {}};
+  EXPECT_EQ(WorstCaseTv(atoms, {}, &workspace).worst_case_tv, expected);
+}
+
+TEST(MixWithSkippedTest, IsNeverBelowTheFormula) {
+  std::mt19937_64 random(12);
+  std::uniform_real_distribution<double> uniform(0, 1);
+  for (int trial = 0; trial < 20000; ++trial) {
+    const double u = uniform(random);
+    const double tv = uniform(random);
+    const long double exact = u + (1 - static_cast<long double>(u)) * tv;
+    // The exact value has 106 bits: long double rounds it by up to 2^-65.
+    ASSERT_GE(static_cast<long double>(MixWithSkipped(u, tv)), exact - 0x1p-64L) << "seed 12";
+    ASSERT_LE(MixWithSkipped(u, tv), static_cast<double>(exact) + 0x1p-50);
   }
 }
 
