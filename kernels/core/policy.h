@@ -14,7 +14,7 @@ namespace certkv {
 // What a read must satisfy. Defaults are the product's.
 struct Tolerances {
   float tv_tolerance = 0.2f;      // largest worst_case_tv, [0, 1]
-  float value_tolerance = 0.05f;  // largest value_term / value_radius, >= 0
+  float value_tolerance = 0.1f;   // largest value_term / value_radius, >= 0
   float output_tolerance = 0.0f;  // largest output_error_bound, value units; 0 = no limit
 };
 // Errors: InvalidArgument [TOLERANCE_INVALID], naming field, value and range. NaN fails.

@@ -21,6 +21,7 @@
 #include "kernels/core/check.h"
 #include "kernels/core/limits.h"
 #include "kernels/core/status.h"
+#include "services/common/call_counter.h"
 #include "services/common/health_service.h"
 #include "services/common/runtime_directory.h"
 
@@ -31,6 +32,7 @@ constexpr int kKeepaliveTimeMs = 30000;     // a silent connection is probed
 constexpr int kKeepaliveTimeoutMs = 10000;  // and closed when nothing answers
 constexpr int kClientPingIntervalMinMs = 10000;
 constexpr int kMetadataBytesMax = 16 << 10;
+constexpr std::chrono::milliseconds kLastCallsTime{200};
 
 absl::Status Refused(absl::string_view reason, absl::string_view message) {
   return MakeError(absl::StatusCode::kFailedPrecondition, reason, message);
@@ -119,6 +121,7 @@ ConfigSection ServerConfigSection(ServerConfig* config, absl::string_view socket
 ServerRunner::ServerRunner(absl::string_view program, ServerConfig config)
     : program_(program),
       config_(std::move(config)),
+      calls_(std::make_unique<CallCounter>()),
       health_(std::make_unique<HealthService>()),
       work_guard_(boost::asio::make_work_guard(io_context_)),
       signals_(io_context_) {
@@ -192,10 +195,18 @@ absl::Status ServerRunner::Start(std::vector<ServedService> services) {
     builder.AddListeningPort(config_.tcp_address, grpc::InsecureServerCredentials(), &tcp_port);
   }
   builder.RegisterService(health_.get());
+  // Before anybody can see that the server is up and asks it to stop.
+  boost::system::error_code error;
+  signals_.add(SIGTERM, error);
+  signals_.add(SIGINT, error);
+  WaitForSignal();
   for (const ServedService& served : services_) {
     health_->AddService(served.name);
     for (grpc::Service* service : served.services) builder.RegisterService(service);
   }
+  std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>> interceptors;
+  interceptors.push_back(calls_->MakeFactory());
+  builder.experimental().SetInterceptorCreators(std::move(interceptors));
   server_ = builder.BuildAndStart();
   if (server_ == nullptr) {
     const bool tcp_failed = !config_.tcp_address.empty() && tcp_port <= 0;
@@ -234,10 +245,6 @@ void ServerRunner::WaitForSignal() {
 
 void ServerRunner::Run() {
   CERTKV_CHECK(server_ != nullptr, "Run comes after a successful Start");
-  boost::system::error_code error;
-  signals_.add(SIGTERM, error);
-  signals_.add(SIGINT, error);
-  WaitForSignal();
   {
     absl::MutexLock lock(&mutex_);
     mutex_.Await(absl::Condition(&stop_requested_));
@@ -260,8 +267,10 @@ void ServerRunner::Shutdown(int64_t drain_timeout_ms) {
     for (auto served = services_.rbegin(); served != services_.rend(); ++served) {
       if (served->drain) served->drain();
     }
-    // Stops accepting at once, waits for running calls, cancels them when the time is over.
-    server_->Shutdown(std::chrono::system_clock::now() + timeout);
+    // Running calls end; then the server stops accepting, and cancels what is left. A call that
+    // arrives in between is a short one, because the services drain: it gets kLastCallsTime.
+    calls_->WaitUntilIdle(absl::FromChrono(timeout));
+    server_->Shutdown(std::chrono::system_clock::now() + std::min(timeout, kLastCallsTime));
     server_->Wait();
     server_.reset();
     if (!config_.unix_socket.empty()) unlink(config_.unix_socket.c_str());

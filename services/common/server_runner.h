@@ -31,6 +31,7 @@ class Service;
 
 namespace certkv {
 
+class CallCounter;
 class HealthService;
 
 struct ServerConfig {
@@ -73,7 +74,8 @@ class ServerRunner {
   // Errors: as Start.
   absl::Status ClaimSocket();
 
-  // Claims the socket when that was not done before, listens and serves.
+  // Claims the socket when that was not done before, takes SIGTERM and SIGINT over, listens and
+  // serves.
   // Errors: FailedPrecondition [SOCKET_IN_USE], a live server has the path; [SOCKET_PATH_TAKEN],
   // a file that is no socket; [SOCKET_DIRECTORY_UNSAFE]. InvalidArgument [SOCKET_PATH_TOO_LONG];
   // [NO_ADDRESS], neither socket nor TCP. Unavailable [LISTEN_FAILED | SOCKET_DIRECTORY_FAILED].
@@ -98,6 +100,7 @@ class ServerRunner {
 
   const std::string program_;
   const ServerConfig config_;
+  const std::unique_ptr<CallCounter> calls_;
   const std::unique_ptr<HealthService> health_;
   boost::asio::io_context io_context_;
   boost::asio::executor_work_guard<boost::asio::io_context::executor_type> work_guard_;

@@ -13,7 +13,7 @@ absl::Status Invalid(absl::string_view field, const absl::AlphaNum& seen, absl::
                    absl::StrCat("policy's ", field, " is ", seen, ", must be ", range));
 }
 
-// "tv 0.2, value 0.05, output none"
+// "tv 0.2, value 0.1, output none"
 std::string Describe(const Tolerances& tolerances) {
   return absl::StrCat(
       "tv ", tolerances.tv_tolerance, ", value ", tolerances.value_tolerance, ", output ",

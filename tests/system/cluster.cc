@@ -54,7 +54,7 @@ absl::Status Cluster::StartServer(Server& server) {
 }
 
 absl::StatusOr<std::unique_ptr<Cluster>> Cluster::Start(ClusterShape shape,
-                                                        const std::string& config_yaml) {
+                                                        const std::string& gate_yaml) {
   char directory[] = "/tmp/certkv-test-XXXXXX";
   if (mkdtemp(directory) == nullptr) return absl::InternalError("mkdtemp failed");
   std::unique_ptr<Cluster> cluster(new Cluster(shape, directory));
@@ -67,8 +67,8 @@ absl::StatusOr<std::unique_ptr<Cluster>> Cluster::Start(ClusterShape shape,
     cluster->servers_.push_back({"certkv-gate", base + "/gate.sock", nullptr});
   }
   for (Server& server : cluster->servers_) {
-    if (!config_yaml.empty()) {
-      std::ofstream(absl::StrCat(base, "/", server.program, ".yaml")) << config_yaml;
+    if (!gate_yaml.empty() && (server.program == "certkvd" || server.program == "certkv-gate")) {
+      std::ofstream(absl::StrCat(base, "/", server.program, ".yaml")) << gate_yaml;
     }
     CERTKV_RETURN_IF_ERROR(cluster->StartServer(server));
   }

@@ -20,9 +20,9 @@ enum class ClusterService : uint8_t { kStore, kCertifier, kGate };
 
 class Cluster {
  public:
-  // `config_yaml` goes to every server as its config file; "" = defaults.
+  // `gate_yaml` is the config file of the process that runs gate; "" = defaults.
   static absl::StatusOr<std::unique_ptr<Cluster>> Start(ClusterShape shape,
-                                                        const std::string& config_yaml);
+                                                        const std::string& gate_yaml);
   ~Cluster();
 
   // Targets filled in; short timeouts, so that a test of an outage is quick.
