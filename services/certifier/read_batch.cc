@@ -104,6 +104,16 @@ class BatchRunner::Batch : public std::enable_shared_from_this<BatchRunner::Batc
     return absl::OkStatus();
   }
 
+  bool IsCancelled() const {
+    return options_.is_cancelled != nullptr &&
+           options_.is_cancelled->load(std::memory_order_relaxed);
+  }
+
+  static void Fail(ReadState* state, const absl::Status& status) {
+    absl::MutexLock lock(&state->mutex);
+    if (!state->failed.exchange(true)) state->first_error = status;
+  }
+
   // Takes tasks until none is left.
   void Work() {
     const auto workspace = runner_->workspaces_->Take();
@@ -123,15 +133,14 @@ class BatchRunner::Batch : public std::enable_shared_from_this<BatchRunner::Batc
     int64_t not_started = 0;
     state.start_ns.compare_exchange_strong(not_started, runner_->clock_->MonotonicNs(),
                                            std::memory_order_relaxed);
-    if (!state.failed.load(std::memory_order_relaxed)) {
+    if (IsCancelled()) {
+      Fail(&state, absl::CancelledError("the caller went away"));
+    } else if (!state.failed.load(std::memory_order_relaxed)) {
       int64_t reserved_units = 0;
       const absl::Status status = runner_->engine_->ReadKvHead(*state.plan, task.kv_head, workspace,
                                                                output, &reserved_units);
       state.reserved_units.fetch_add(reserved_units, std::memory_order_relaxed);
-      if (!status.ok()) {
-        absl::MutexLock lock(&state.mutex);
-        if (!state.failed.exchange(true)) state.first_error = status;
-      }
+      if (!status.ok()) Fail(&state, status);
     }
     // The last head sees what all others wrote.
     if (state.heads_left.fetch_sub(1, std::memory_order_acq_rel) != 1) return;

@@ -47,6 +47,9 @@ struct BatchOptions {
   bool measure_only = false;
   bool want_outputs = true;
   bool want_tile_sources = false;
+  // Once true, what has not begun is not done: nobody takes the answers. Lives as long as what
+  // `done` holds; null = never.
+  const std::atomic<bool>* is_cancelled = nullptr;
 };
 
 // Threads: Run may be called concurrently.

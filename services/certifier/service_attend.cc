@@ -83,6 +83,7 @@ absl::Status AttendStream::BeginBatch(Message* message) {
   BatchOptions options;
   options.want_outputs = !message->request.certificates_only();
   options.want_tile_sources = message->request.audit();
+  options.is_cancelled = &is_broken_;
   message->request.clear_reads();  // the queries were copied
   runner_->Run(&message->reads, options, [self = self_, message] { self->OnBatchDone(message); });
   return absl::OkStatus();

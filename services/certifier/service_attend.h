@@ -4,6 +4,7 @@
 
 #include <grpcpp/grpcpp.h>
 
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -99,7 +100,7 @@ class AttendStream final : public grpc::ServerBidiReactor<v1::AttendRequest, v1:
   int32_t batches_running_ ABSL_GUARDED_BY(mutex_) = 0;
   bool is_writing_ ABSL_GUARDED_BY(mutex_) = false;
   bool no_more_reads_ ABSL_GUARDED_BY(mutex_) = false;  // the client is done, or we are
-  bool is_broken_ ABSL_GUARDED_BY(mutex_) = false;      // nobody takes answers any more
+  std::atomic<bool> is_broken_{false};                  // nobody takes answers any more
   bool is_finished_ ABSL_GUARDED_BY(mutex_) = false;
   grpc::Status final_status_ ABSL_GUARDED_BY(mutex_);
 };
