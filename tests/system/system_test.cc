@@ -62,11 +62,14 @@ TEST_P(SystemTest, ReadsAreCertifiedAndGateKnowsTheirRisk) {
   auto attention = Attention::Open(*worker, *sequence, *request);
   ASSERT_TRUE(attention.ok()) << attention.status();
   float worst = 0;
+  int64_t certified_first = 0;
   for (uint32_t seed = 0; seed < 10; ++seed) {
     for (const ReadResult& result : ReadAndCheck(**attention, data, 500, seed)) {
       EXPECT_FALSE(result.in_process);
       for (const ReadCertificate& certificate : result.certificates) {
-        EXPECT_EQ(certificate.rung, Rung::kNone);
+        // Random values are as hard as values get: a few reads repair them.
+        EXPECT_LE(certificate.rung, Rung::kValues);
+        if (certificate.rung == Rung::kNone) ++certified_first;
         EXPECT_GT(certificate.worst_case_tv, 0);
         worst = std::max(worst, certificate.worst_case_tv);
       }
@@ -75,7 +78,9 @@ TEST_P(SystemTest, ReadsAreCertifiedAndGateKnowsTheirRisk) {
   const auto risk = request->Close();
   ASSERT_TRUE(risk.ok()) << risk.status();
   EXPECT_EQ(risk->read_count, 10 * 2 * 6);
-  EXPECT_EQ(risk->reads_certified_first, 10 * 2 * 6);
+  EXPECT_GT(certified_first, 10 * 2 * 6 / 2);
+  EXPECT_EQ(risk->reads_certified_first, certified_first);
+  EXPECT_EQ(risk->reads_repaired_values, risk->read_count - certified_first);
   EXPECT_EQ(risk->max_worst_case_tv, worst);
   EXPECT_GE(risk->sum_worst_case_tv, worst);
   EXPECT_TRUE(risk->closed);
