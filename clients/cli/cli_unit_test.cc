@@ -33,6 +33,18 @@ TEST(TableTest, ColumnsAreAsWideAsTheirWidestCell) {
             "bar█      2\n");
 }
 
+TEST(TableTest, TitlesOfSeveralLinesStandOnTheRule) {
+  Table table;
+  table.AddColumn("a", Table::Align::kLeft);
+  table.AddColumn("worst\nbound");
+  table.AddRow({"x", "1"});
+  EXPECT_EQ(table.Render(),
+            "   worst\n"
+            "a  bound\n"
+            "─  ─────\n"
+            "x      1\n");
+}
+
 TEST(FormatTest, NumbersReadLikeAPersonWroteThem) {
   EXPECT_EQ(FormatCount(0), "0");
   EXPECT_EQ(FormatCount(1743), "1,743");

@@ -50,7 +50,8 @@ struct OwnServer {
     process.reset();
     if (!directory.empty()) {
       // Only what we made: the directory and what certkvd and we put into it.
-      for (const char* name : {"certkvd.sock", "certkvd.sock.fd", "certkvd.sock.lock", "kvstore-fd.sock", "log"}) {
+      for (const char* name :
+           {"certkvd.sock", "certkvd.sock.fd", "certkvd.sock.lock", "kvstore-fd.sock", "log"}) {
         unlink(absl::StrCat(directory, "/", name).c_str());
       }
       rmdir(directory.c_str());

@@ -20,8 +20,8 @@ std::string CertificateTable(const std::vector<DemoRunResult>& runs) {
   Table table;
   table.AddColumn("format", Table::Align::kLeft);
   for (const char* title :
-       {"tolerance", "capacity", "reads", "certified at first read", "worst true TV, unrepaired",
-        "worst true TV, served", "worst bound", "violations", "uncertified"}) {
+       {"tolerance", "capacity", "reads", "certified at\nfirst read", "worst true TV\nunrepaired",
+        "worst true TV\nserved", "worst\nbound", "bounds\nviolated", "uncertified\noutputs"}) {
     table.AddColumn(title);
   }
   for (const DemoRunResult& run : runs) {
@@ -38,8 +38,8 @@ std::string RepairTable(const std::vector<DemoRunResult>& runs) {
   Table table;
   table.AddColumn("format", Table::Align::kLeft);
   for (const char* title :
-       {"tolerance", "values", "key blocks", "head", "layer", "re-read", "output error / bound",
-        "mean output error", "time per read", "gate: reads", "risk score", "sum TV"}) {
+       {"tolerance", "values", "keys", "head", "layer", "bytes\nre-read", "worst error\n/ bound",
+        "mean output\nerror", "time per\nread", "gate:\nreads", "risk\nscore", "sum of\nTV"}) {
     table.AddColumn(title);
   }
   for (const DemoRunResult& run : runs) {

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_split.h"
 #include "kernels/core/check.h"
 
 namespace certkv::cli {
@@ -35,8 +36,17 @@ void Table::AddRow(std::vector<std::string> cells) {
 }
 
 std::string Table::Render() const {
-  std::vector<int64_t> widths;
-  for (const std::string& title : titles_) widths.push_back(DisplayWidth(title));
+  std::vector<int64_t> widths(titles_.size());
+  std::vector<std::vector<std::string>> title_lines(1);  // the last one lies on the rule
+  for (size_t i = 0; i < titles_.size(); ++i) {
+    const std::vector<std::string> lines = absl::StrSplit(titles_[i], '\n');
+    while (title_lines.size() < lines.size()) title_lines.insert(title_lines.begin(), {{}});
+    for (auto& cells : title_lines) cells.resize(titles_.size());
+    for (size_t k = 0; k < lines.size(); ++k) {
+      title_lines[title_lines.size() - lines.size() + k][i] = lines[k];
+      widths[i] = std::max(widths[i], DisplayWidth(lines[k]));
+    }
+  }
   for (const auto& row : rows_) {
     for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], DisplayWidth(row[i]));
   }
@@ -51,7 +61,7 @@ std::string Table::Render() const {
     line.erase(line.find_last_not_of(' ') + 1);
     absl::StrAppend(&text, line, "\n");
   };
-  add_line(titles_);
+  for (const auto& cells : title_lines) add_line(cells);
   for (size_t i = 0; i < widths.size(); ++i) {
     absl::StrAppend(&text, i == 0 ? "" : "  ", Repeat("─", widths[i]));
   }

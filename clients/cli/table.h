@@ -11,6 +11,7 @@ class Table {
  public:
   enum class Align : uint8_t { kLeft, kRight };
 
+  // A title may have several lines, separated by '\n'.
   void AddColumn(std::string title, Align align = Align::kRight);
   // As many cells as columns.
   void AddRow(std::vector<std::string> cells);

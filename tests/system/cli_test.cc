@@ -137,7 +137,7 @@ TEST(DemoTest, NoBoundIsViolatedAndTheLadderClimbs) {
   const std::string path = absl::StrCat(::testing::TempDir(), "/demo-", getpid(), ".json");
   const RunResult demo = RunCli(absl::StrCat("demo --json ", path));
   ASSERT_EQ(demo.exit_code, 0) << demo.errors << demo.output;
-  EXPECT_THAT(demo.output, HasSubstr("violations"));
+  EXPECT_THAT(demo.output, HasSubstr("0 bounds violated"));
   std::ifstream file(path);
   const json runs = json::parse(file)["runs"];
   std::filesystem::remove(path);
