@@ -38,10 +38,10 @@ RepairChoice ChooseValueRepairs(const ValueRepairInput& input, std::vector<int32
 //   f(c) = m (lambda h_r(c) - 1)^+ - lambda r m e^{-c},   score = (f(c_j) - f(c'_j)) / bytes_j,
 //
 // with r and lambda of `found` and c'_j the half-width after the repair. The bound is a sum of f
-// over the atoms, so scores add up: they are the exact drop of the bound at that r and lambda. Other
-// r take over as blocks are repaired, so the number of blocks is found by trying: doubling, then
-// bisecting, with WorstCaseTv of the repaired half-widths. That is not exactly monotone, so the
-// result is a prefix that works, not always the shortest.
+// over the atoms, so scores add up: they are the exact drop of the bound at that r and lambda.
+// Other r take over as blocks are repaired, so the number of blocks is found by trying: doubling,
+// then bisecting, with WorstCaseTv of the repaired half-widths. That is not exactly monotone, so
+// the result is a prefix that works, not always the shortest.
 struct KeyRepairInput {
   TvAtoms<double, double> atoms;                 // one atom per block
   absl::Span<const double> repaired_half_width;  // c', the slack that is left; same size

@@ -31,8 +31,8 @@
 //   kTvHalfWidthMax = 256 nats on -> its limit, an atom that can take all the probability. An atom
 //   of mass 0 is absent. A mass that underflowed is not 0: pass doubles when logits differ by 80
 //   nats.
-// Inexact masses: when each is within a factor e^rho of p^, add rho to every half-width. The bound is
-//   then on the total variation between p and the masses as given, normalised.
+// Inexact masses: when each is within a factor e^rho of p^, add rho to every half-width. The bound
+//   is then on the total variation between p and the masses as given, normalised.
 // Errors: none. Threads: a workspace serves one call at a time. Does not block.
 #ifndef CERTKV_KERNELS_BOUNDS_WORST_CASE_TV_H_
 #define CERTKV_KERNELS_BOUNDS_WORST_CASE_TV_H_
