@@ -1,6 +1,7 @@
 #include "services/common/server_runner.h"
 
 #include <fcntl.h>
+#include <grpc/grpc.h>
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/grpcpp.h>
 #include <sys/file.h>
@@ -18,6 +19,8 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/synchronization/notification.h"
+#include "absl/time/time.h"
 #include "kernels/core/check.h"
 #include "kernels/core/limits.h"
 #include "kernels/core/status.h"
@@ -32,7 +35,7 @@ constexpr int kKeepaliveTimeMs = 30000;     // a silent connection is probed
 constexpr int kKeepaliveTimeoutMs = 10000;  // and closed when nothing answers
 constexpr int kClientPingIntervalMinMs = 10000;
 constexpr int kMetadataBytesMax = 16 << 10;
-constexpr std::chrono::milliseconds kLastCallsTime{200};
+constexpr absl::Duration kShutdownPoll = absl::Milliseconds(20);
 
 absl::Status Refused(absl::string_view reason, absl::string_view message) {
   return MakeError(absl::StatusCode::kFailedPrecondition, reason, message);
@@ -267,10 +270,18 @@ void ServerRunner::Shutdown(int64_t drain_timeout_ms) {
     for (auto served = services_.rbegin(); served != services_.rend(); ++served) {
       if (served->drain) served->drain();
     }
-    // Running calls end; then the server stops accepting, and cancels what is left. A call that
-    // arrives in between is a short one, because the services drain: it gets kLastCallsTime.
-    calls_->WaitUntilIdle(absl::FromChrono(timeout));
-    server_->Shutdown(std::chrono::system_clock::now() + std::min(timeout, kLastCallsTime));
+    // Stops accepting at once, waits for running calls, cancels them when the time is over.
+    absl::Notification done;
+    std::thread shutdown([this, timeout, &done] {
+      server_->Shutdown(std::chrono::system_clock::now() + timeout);
+      done.Notify();
+    });
+    // It waits for idle connections as well (call_counter.h): those are closed once no call runs.
+    while (!done.HasBeenNotified()) {
+      if (calls_->WaitUntilIdle(kShutdownPoll)) grpc_server_cancel_all_calls(server_->c_server());
+      done.WaitForNotificationWithTimeout(kShutdownPoll);
+    }
+    shutdown.join();
     server_->Wait();
     server_.reset();
     if (!config_.unix_socket.empty()) unlink(config_.unix_socket.c_str());

@@ -61,14 +61,14 @@ TEST(PolicyTest, NoOutputToleranceIsTheLoosest) {
 }
 
 TEST(PolicyTest, RequestsMayOnlyBeTighterUnlessTheyObserve) {
-  const Policy policy;  // 0.2, 0.05, none
+  const Policy policy;  // 0.2, 0.1, none
   const auto reason = [&policy](Tolerances tolerances, std::optional<ReadMode> mode) {
     return ReasonOf(CheckTerms(policy, {tolerances, mode}));
   };
   EXPECT_EQ(reason({0.1f, 0.05f, 0}, std::nullopt), "");
   EXPECT_EQ(reason({0.2f, 0.05f, 7}, ReadMode::kEnforce), "");
   EXPECT_EQ(reason({0.3f, 0.05f, 0}, ReadMode::kEnforce), "TOLERANCE_INVALID");
-  EXPECT_EQ(reason({0.1f, 0.06f, 0}, ReadMode::kExact), "TOLERANCE_INVALID");
+  EXPECT_EQ(reason({0.1f, 0.11f, 0}, ReadMode::kExact), "TOLERANCE_INVALID");
   EXPECT_EQ(reason({1.0f, 9.0f, 0}, ReadMode::kObserve), "");
   Policy limited;
   limited.tolerances.output_tolerance = 2;

@@ -240,7 +240,7 @@ TEST_F(RequestTest, AReadOutsideToleranceIsCountedAndForcesExact) {
 
 TEST_F(RequestTest, EveryToleranceCounts) {
   ReadCertificate value = Certified(0.1f);
-  value.value_term = 0.06f;
+  value.value_term = 0.11f;
   ReadCertificate output = Certified(0.1f);
   output.output_error_bound = 5;
   ReadCertificate observed = Certified(0.1f);

@@ -36,7 +36,8 @@ std::string JoinCode(const SourceFile& file) {
 
 BraceKind Classify(absl::string_view head, bool at_scope) {
   if (!at_scope) return BraceKind::kOther;
-  if (absl::StrContains(head, ")")) return BraceKind::kFunction;
+  // A ")" alone is the rest of a statement that was cut at an initializer's brace.
+  if (absl::StrContains(head, "(") && absl::StrContains(head, ")")) return BraceKind::kFunction;
   for (absl::string_view word :
        absl::StrSplit(head, absl::ByAnyChar(" \n\t<>"), absl::SkipEmpty())) {
     for (const char* scope : {"namespace", "class", "struct", "union", "extern"}) {
@@ -101,7 +102,8 @@ class BraceReader {
 
   void Open() {
     const bool at_scope = braces_.empty() || braces_.back().kind == BraceKind::kScope;
-    braces_.push_back({Classify(head_, at_scope), std::move(head_), head_line_});
+    const BraceKind kind = Classify(head_, at_scope);
+    braces_.push_back({kind, std::move(head_), head_line_});
     head_.clear();
   }
 
