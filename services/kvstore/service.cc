@@ -262,7 +262,11 @@ class KvStoreService final : public v1::KvStore::CallbackService {
   grpc::ServerWriteReactor<v1::BlockEvent>* WatchBlockEvents(
       grpc::CallbackServerContext* /*context*/,
       const v1::WatchBlockEventsRequest* request) override {
-    return StartWatch(engine_->events(), CacheId{request->cache_id()}, kDomain);
+    const CacheId cache{request->cache_id()};
+    const absl::Status status = is_draining_.load()  ? Stopping()
+                                : cache == CacheId{} ? absl::OkStatus()
+                                                     : engine_->CheckCache(cache);
+    return StartWatch(status, engine_->events(), cache, kDomain);
   }
 
  private:

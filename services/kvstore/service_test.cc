@@ -8,11 +8,6 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-// Boost 1.74's Asio uses std::exchange without including it.
-#include <utility>
-//
-#include <boost/asio/executor_work_guard.hpp>
-#include <boost/asio/io_context.hpp>
 #include <chrono>
 #include <cstring>
 #include <filesystem>
@@ -26,6 +21,7 @@
 #include "kernels/core/status.h"
 #include "services/common/convert.h"
 #include "services/common/errors.h"
+#include "services/common/server_runner.h"
 #include "tests/support/store_harness.h"
 
 namespace certkv {
@@ -33,24 +29,6 @@ namespace {
 
 using kvstore::v1::KvStore;
 namespace v1 = kvstore::v1;
-
-// The io_context's threads, alive while it is.
-class IoThreads {
- public:
-  IoThreads() : guard_(boost::asio::make_work_guard(io_context_)) {
-    for (auto& thread : threads_) thread = std::thread([this] { io_context_.run(); });
-  }
-  ~IoThreads() {
-    guard_.reset();
-    for (auto& thread : threads_) thread.join();
-  }
-  boost::asio::io_context* io_context() { return &io_context_; }
-
- private:
-  boost::asio::io_context io_context_;
-  boost::asio::executor_work_guard<boost::asio::io_context::executor_type> guard_;
-  std::thread threads_[2];
-};
 
 // A context with a deadline.
 std::unique_ptr<grpc::ClientContext> Context(int64_t timeout_ms = 20'000) {
@@ -107,26 +85,26 @@ class KvStoreServiceTest : public testing::Test {
   }
 
   void Start() {
-    auto server = KvStoreServer::Create(config_, RealClock(), io_.io_context());
+    ServerConfig server_config;
+    server_config.unix_socket = directory_ / "grpc.sock";
+    server_config.io_threads = 2;
+    server_config.log_level = LogLevel::kError;
+    runner_ = std::make_unique<ServerRunner>("service_test", server_config);
+    auto server = KvStoreServer::Create(config_, RealClock(), runner_->io_context());
     ASSERT_TRUE(server.ok()) << server.status();
     store_ = *std::move(server);
-    grpc::ServerBuilder builder;
-    const std::string address = "unix:" + (directory_ / "grpc.sock").string();
-    builder.AddListeningPort(address, grpc::InsecureServerCredentials());
-    for (grpc::Service* service : store_->grpc_services()) builder.RegisterService(service);
-    grpc_server_ = builder.BuildAndStart();
-    ASSERT_NE(grpc_server_, nullptr);
-    stub_ = KvStore::NewStub(grpc::CreateChannel(address, grpc::InsecureChannelCredentials()));
+    const absl::Status started = runner_->Start(
+        {{"certkv.kvstore.v1.KvStore", store_->grpc_services(), [this] { store_->Drain(); }}});
+    ASSERT_TRUE(started.ok()) << started;
+    stub_ = KvStore::NewStub(
+        grpc::CreateChannel(runner_->targets()[0], grpc::InsecureChannelCredentials()));
     v1::RegisterCacheRequest request;
     *request.mutable_spec() = CacheSpecToProto(spec_);
     const auto status = stub_->RegisterCache(Context().get(), request, &cache_);
     ASSERT_TRUE(status.ok()) << status.error_message();
   }
   void Stop() {
-    if (store_ == nullptr) return;
-    store_->Drain();
-    grpc_server_->Shutdown();
-    grpc_server_.reset();
+    runner_->Stop();
     store_.reset();
   }
 
@@ -216,9 +194,8 @@ class KvStoreServiceTest : public testing::Test {
   const CacheSpec spec_ = TinySpec();
   KvStoreConfig config_;
   std::filesystem::path directory_;
-  IoThreads io_;
+  std::unique_ptr<ServerRunner> runner_;
   std::unique_ptr<KvStoreServer> store_;
-  std::unique_ptr<grpc::Server> grpc_server_;
   std::unique_ptr<KvStore::Stub> stub_;
   v1::RegisterCacheResponse cache_;
 };
@@ -443,6 +420,16 @@ TEST_F(KvStoreServiceTest, WatcherSeesEventsInOrderUntilItCancels) {
   EXPECT_EQ(reader->Finish().error_code(), grpc::StatusCode::CANCELLED);
 }
 
+TEST_F(KvStoreServiceTest, WatchOfAnUnknownCacheIsRefused) {
+  auto context = std::make_unique<grpc::ClientContext>();
+  v1::WatchBlockEventsRequest request;
+  request.set_cache_id(4711);
+  const auto reader = stub_->WatchBlockEvents(context.get(), request);
+  v1::BlockEvent event;
+  EXPECT_FALSE(reader->Read(&event));
+  EXPECT_EQ(ReasonOf(FromGrpcStatus(reader->Finish())), "CACHE_NOT_FOUND");
+}
+
 TEST_F(KvStoreServiceTest, WatcherThatFallsBehindIsCutOff) {
   Session worker = Connect();
   auto context = std::make_unique<grpc::ClientContext>();
@@ -468,7 +455,7 @@ TEST_F(KvStoreServiceTest, DrainRefusesNewCallsAndEndsStreams) {
 }
 
 TEST_F(KvStoreServiceTest, SecondStoreOnTheSameSocketIsRefusedAndADeadOnesIsReplaced) {
-  const auto second = KvStoreServer::Create(config_, RealClock(), io_.io_context());
+  const auto second = KvStoreServer::Create(config_, RealClock(), runner_->io_context());
   EXPECT_EQ(ReasonOf(second.status()), "SOCKET_IN_USE");
   EXPECT_TRUE(ConnectUnixSocket(config_.fd_socket).ok()) << "the first one still has it";
   KvStoreConfig other = config_;
@@ -479,14 +466,14 @@ TEST_F(KvStoreServiceTest, SecondStoreOnTheSameSocketIsRefusedAndADeadOnesIsRepl
   address.sun_family = AF_UNIX;
   std::strcpy(address.sun_path, other.fd_socket.c_str());
   ASSERT_EQ(bind(dead.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
-  EXPECT_TRUE(KvStoreServer::Create(other, RealClock(), io_.io_context()).ok());
+  EXPECT_TRUE(KvStoreServer::Create(other, RealClock(), runner_->io_context()).ok());
   EXPECT_FALSE(std::filesystem::exists(other.fd_socket)) << "removed at the end";
   other.fd_socket = directory_ / "file";
   std::fclose(std::fopen(other.fd_socket.c_str(), "w"));
-  EXPECT_EQ(ReasonOf(KvStoreServer::Create(other, RealClock(), io_.io_context()).status()),
+  EXPECT_EQ(ReasonOf(KvStoreServer::Create(other, RealClock(), runner_->io_context()).status()),
             "SOCKET_PATH_TAKEN");
   other.fd_socket = directory_ / std::string(120, 'x');
-  EXPECT_EQ(ReasonOf(KvStoreServer::Create(other, RealClock(), io_.io_context()).status()),
+  EXPECT_EQ(ReasonOf(KvStoreServer::Create(other, RealClock(), runner_->io_context()).status()),
             "SOCKET_PATH_TOO_LONG");
 }
 

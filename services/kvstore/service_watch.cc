@@ -17,7 +17,13 @@ namespace {
 //  2. Finish is called once, and nothing after it.
 class WatchReactor : public grpc::ServerWriteReactor<v1::BlockEvent> {
  public:
-  WatchReactor(EventHub* hub, CacheId cache, absl::string_view domain) : domain_(domain) {
+  WatchReactor(const absl::Status& status, EventHub* hub, CacheId cache, absl::string_view domain)
+      : domain_(domain) {
+    if (!status.ok()) {
+      is_finished_ = true;
+      Finish(ToGrpcStatus(status, domain_));
+      return;
+    }
     // The hub may still be calling when the stream is done and this object gone.
     auto subscription = hub->Subscribe(cache, [life = life_] {
       absl::MutexLock lock(&life->mutex);
@@ -90,9 +96,9 @@ class WatchReactor : public grpc::ServerWriteReactor<v1::BlockEvent> {
 
 }  // namespace
 
-grpc::ServerWriteReactor<v1::BlockEvent>* StartWatch(EventHub* hub, CacheId cache,
-                                                     absl::string_view domain) {
-  return new WatchReactor(hub, cache, domain);
+grpc::ServerWriteReactor<v1::BlockEvent>* StartWatch(const absl::Status& status, EventHub* hub,
+                                                     CacheId cache, absl::string_view domain) {
+  return new WatchReactor(status, hub, cache, domain);
 }
 
 }  // namespace certkv::kvstore

@@ -4,15 +4,17 @@
 
 #include <grpcpp/support/server_callback.h>
 
+#include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "certkv/kvstore/v1/kvstore.pb.h"
 #include "services/kvstore/event_hub.h"
 
 namespace certkv::kvstore {
 
-// Starts a stream that ends itself. `domain` is of its errors and lives for ever.
-grpc::ServerWriteReactor<v1::BlockEvent>* StartWatch(EventHub* hub, CacheId cache,
-                                                     absl::string_view domain);
+// Starts a stream that ends itself, at once when `status` is an error. `domain` is of its errors
+// and lives for ever.
+grpc::ServerWriteReactor<v1::BlockEvent>* StartWatch(const absl::Status& status, EventHub* hub,
+                                                     CacheId cache, absl::string_view domain);
 
 }  // namespace certkv::kvstore
 

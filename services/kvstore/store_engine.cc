@@ -87,6 +87,11 @@ absl::StatusOr<std::shared_ptr<Cache>> StoreEngine::FindCache(CacheId cache) con
                                 " is not registered with this store process; register it first"));
 }
 
+absl::Status StoreEngine::CheckCache(CacheId cache) {
+  Lock lock(this);
+  return FindCache(cache).status();
+}
+
 absl::StatusOr<AttachedSession> StoreEngine::AttachWorker(const AttachRequest& request) {
   if (request.worker_name.empty() || request.worker_name.size() > kWorkerNameBytesMax) {
     return MakeError(absl::StatusCode::kInvalidArgument, "WORKER_NAME_INVALID",

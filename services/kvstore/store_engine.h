@@ -133,6 +133,7 @@ class StoreEngine {
 
   // ---- Caches and sessions: store_engine.cc ----
   absl::StatusOr<RegisteredCache> RegisterCache(const CacheSpec& spec);
+  absl::Status CheckCache(CacheId cache);  // Errors: NotFound [CACHE_NOT_FOUND].
   absl::StatusOr<AttachedSession> AttachWorker(const AttachRequest& request);
   // Idempotent. `why` is for the errors of later calls.
   void EndSession(SessionId session, absl::string_view why);
