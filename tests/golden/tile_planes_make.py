@@ -1,0 +1,181 @@
+#!/usr/bin/env python3
+"""Writes tile_planes.json beside itself: SHA-256 of the planes of one tile per format.
+
+Encodes as docs/formats.md says, with numpy's float32 and nothing of the C++ code, so that the two
+check each other. The header and the witness are left out: they hold upper bounds, which may differ
+in their rounding. Run it only when a format version changes.
+"""
+import hashlib
+import json
+import pathlib
+import struct
+
+import numpy as np
+
+F32 = np.float32
+
+
+def originals(dtype, dim, salt):
+    """[64][dim] numbers that the dtype holds exactly."""
+    t, i = np.meshgrid(np.arange(64), np.arange(dim), indexing="ij")
+    n = t * 131 + i * 71 + t * i * 17 + salt
+    if dtype == "F16":
+        return ((n % 2003 - 1001) / 256).astype(F32)
+    return ((n % 255 - 127) / 16).astype(F32)
+
+
+def bits16(x, dtype):
+    if dtype == "F16":
+        return x.astype(np.float16).view(np.uint16)
+    return (x.view(np.uint32) >> 16).astype(np.uint16)
+
+
+def f16_up(x):
+    y = np.float16(x)
+    return np.nextafter(y, np.float16(np.inf)) if F32(y) < x else y
+
+
+def f16_down(x):
+    return -f16_up(-x)
+
+
+def encode_affine(x, levels):
+    """Codes of one group, and its scale and zero as fp16."""
+    zero = f16_down(x.min()) + np.float16(0)  # -0 + 0 is +0
+    spread = F32(x.max() - F32(zero))
+    scale = f16_up(F32(spread * F32((1 + 2.0**-22) / levels))) if spread > 0 else np.float16(0)
+    inverse = F32(1) / F32(scale) if scale > 0 else F32(0)
+    codes = np.rint(((x - F32(zero)).astype(F32) * inverse).astype(F32)).astype(int)
+    assert codes.min() >= 0 and codes.max() <= levels
+    return codes, scale, zero
+
+
+def rotate(x):
+    x = x.copy()
+    begin = 0
+    while begin < len(x):
+        n = 1 << ((len(x) - begin).bit_length() - 1)
+        block = x[begin:begin + n]
+        h = 1
+        while h < n:
+            for j in range(n):
+                if not j & h:
+                    a, b = block[j], block[j + h]
+                    block[j], block[j + h] = a + b, a - b
+            h *= 2
+        block *= F32(1 / np.sqrt(n))
+        begin += n
+    return x
+
+
+def e4m3(x):
+    """Nearest finite e4m3 code, ties to even, saturating."""
+    table = []
+    for code in range(0x7f):
+        e, m = code >> 3, code & 7
+        table.append(m * 2.0**-9 if e == 0 else (8 + m) * 2.0**(e - 10))
+    out = []
+    for value in x:
+        distance = np.abs(np.array(table) - abs(float(value)))
+        best = np.flatnonzero(distance == distance.min())
+        code = min(best, key=lambda c: c & 1)
+        out.append(int(code) | (0x80 if np.signbit(value) else 0))
+    return np.array(out)
+
+
+def padded(data):
+    return data + bytes(-len(data) % 64)
+
+
+def nibble_plane(nibbles):
+    """[16][d] nibbles as [d/8][16 tokens] dwords."""
+    out = b""
+    for j in range(nibbles.shape[1] // 8):
+        for t in range(16):
+            out += struct.pack("<I", sum(int(nibbles[t, 8 * j + n]) << 4 * n for n in range(8)))
+    return out
+
+
+def pair_plane(pairs):
+    """K6's fine plane: [16][d] 2-bit codes as [d/16][16 tokens] dwords."""
+    out = b""
+    for j in range(pairs.shape[1] // 16):
+        for t in range(16):
+            for b in range(4):
+                c = [int(pairs[t, 16 * j + k]) for k in (2 * b, 8 + 2 * b, 2 * b + 1, 8 + 2 * b + 1)]
+                out += bytes([c[0] | c[1] << 2 | c[2] << 4 | c[3] << 6])
+    return out
+
+
+def value_plane(codes, is_v4):
+    """[16][d_v] codes as [8 pairs][zones][8 lanes] dwords."""
+    zone, per_word, width = (32, 4, 4) if is_v4 else (16, 2, 8)
+    zones = -(-codes.shape[1] // zone)
+    full = np.zeros((16, zones * zone), int)
+    full[:, :codes.shape[1]] = codes
+    out = b""
+    for p in range(8):
+        for z in range(zones):
+            for lane in range(8):
+                for t in (2 * p, 2 * p + 1):
+                    word = sum(int(full[t, zone * z + 8 * n + lane]) << width * n
+                               for n in range(per_word))
+                    out += struct.pack("<H", word)
+    return out
+
+
+def encode(key_format, value_format, dtype, d, dv):
+    keys, values = originals(dtype, d, 5), originals(dtype, dv, 11)
+    head, fine = b"", [b""] * 4
+    if key_format in ("F16", "BF16"):
+        words = bits16(keys, dtype)
+        coarse = [words[16 * s:16 * s + 16].T.astype("<u2").tobytes() for s in range(4)]
+    else:
+        if key_format == "FP8_E4M3":
+            codes = np.array([e4m3((row / F32(0.03)).astype(F32)) for row in keys])
+        else:
+            columns = [encode_affine(keys[:, i], 255) for i in range(d)]
+            codes = np.array([c[0] for c in columns]).T
+            head = padded(np.array([c[1] for c in columns], "<f2").tobytes())
+            head += padded(np.array([c[2] for c in columns], "<f2").tobytes())
+        blocks = [codes[16 * s:16 * s + 16] for s in range(4)]
+        coarse = [nibble_plane(b >> 4) for b in blocks]
+        if key_format in ("K8", "FP8_E4M3"):
+            fine = [nibble_plane(b & 15) for b in blocks]
+        elif key_format == "K6":
+            fine = [pair_plane(b >> 2 & 3) for b in blocks]
+    detail = b""
+    for s in range(4):
+        rows = values[16 * s:16 * s + 16]
+        detail += fine[s]
+        if value_format in ("F16", "BF16"):
+            detail += bits16(rows, dtype).astype("<u2").tobytes()
+            continue
+        tokens = [encode_affine(rotate(row), 15 if value_format == "V4" else 255) for row in rows]
+        detail += value_plane(np.array([t[0] for t in tokens]), value_format == "V4")
+        detail += np.array([t[1] for t in tokens], "<f2").tobytes()
+        detail += np.array([t[2] for t in tokens], "<f2").tobytes()
+    return head + b"".join(coarse), detail
+
+
+def main():
+    cases = []
+    for key, value, bands in (("K8", "V4", 0), ("K8", "V8", 1), ("K6", "V4", 1), ("K6", "V8", 4),
+                              ("K4", "V4", 0), ("FP8_E4M3", "V8", 4), ("F16", "F16", 0),
+                              ("BF16", "BF16", 0)):
+        for d, dv in ((64, 64), (80, 96), (96, 80), (128, 256), (256, 128)):
+            for dtype in ("F16", "BF16"):
+                if key in ("F16", "BF16") and key != dtype:
+                    continue
+                scan, detail = encode(key, value, dtype, d, dv)
+                cases.append({
+                    "key_format": key, "value_format": value, "witness_bands": bands,
+                    "original_dtype": dtype, "head_dim": d, "value_dim": dv,
+                    "scan_sha256": hashlib.sha256(scan).hexdigest(),
+                    "detail_sha256": hashlib.sha256(detail).hexdigest(),
+                })
+    path = pathlib.Path(__file__).parent / "tile_planes.json"
+    path.write_text("[\n" + ",\n".join(json.dumps(case) for case in cases) + "\n]\n")
+
+
+main()
