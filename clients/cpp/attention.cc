@@ -124,10 +124,12 @@ absl::Status AttentionImpl::OpenView(const PolicyLease& lease) {
   }
   v1::OpenViewRequest request;
   request.set_spec_digest(std::string(worker_.spec_digest().view()));
-  for (const BlockHandle& block : sequence_.blocks()) {
-    *request.add_blocks() = BlockHandleToProto(block);
+  const size_t block_count = std::min<size_t>(sequence_.blocks().size(), kBlocksPerCallMax);
+  for (size_t i = 0; i < block_count; ++i) {
+    *request.add_blocks() = BlockHandleToProto(sequence_.blocks()[i]);
   }
-  SetTail(request.mutable_tail());
+  const bool whole = block_count == sequence_.blocks().size();  // else UpdateView sends the rest
+  if (whole) SetTail(request.mutable_tail());
   *request.mutable_policy() = PolicyLeaseToProto(lease);
   v1::OpenViewResponse response;
   // Never retried here: a lost answer leaves a view that the certifier drops when idle.
@@ -139,26 +141,32 @@ absl::Status AttentionImpl::OpenView(const PolicyLease& lease) {
     return status;
   }
   view_ = response.view_id();
-  sent_blocks_ = sequence_.blocks().size();
-  sent_tail_ = sequence_.tail().token_count;
+  sent_blocks_ = block_count;
+  sent_tail_ = whole ? sequence_.tail().token_count : 0;
   sent_lease_sequence_ = lease.sequence;
-  return absl::OkStatus();
+  return whole ? absl::OkStatus() : UpdateView(lease);
 }
 
 absl::Status AttentionImpl::UpdateView(const PolicyLease& lease) {
-  v1::UpdateViewRequest request;
-  request.set_view_id(view_);
-  for (size_t i = sent_blocks_; i < sequence_.blocks().size(); ++i) {
-    *request.add_appended_blocks() = BlockHandleToProto(sequence_.blocks()[i]);
+  bool whole = false;
+  while (!whole) {
+    v1::UpdateViewRequest request;
+    request.set_view_id(view_);
+    const size_t end = std::min(sequence_.blocks().size(), sent_blocks_ + kBlocksPerCallMax);
+    for (size_t i = sent_blocks_; i < end; ++i) {
+      *request.add_appended_blocks() = BlockHandleToProto(sequence_.blocks()[i]);
+    }
+    whole = end == sequence_.blocks().size();
+    SetTail(request.mutable_tail());
+    if (!whole) request.mutable_tail()->Clear();  // the tail comes after the last block
+    *request.mutable_policy() = PolicyLeaseToProto(lease);
+    v1::UpdateViewResponse response;
+    CERTKV_RETURN_IF_ERROR(CallUnary(worker_.options().rpc_timeout_ms, Retry::kNever,
+                                     [&](grpc::ClientContext& context) {
+                                       return stub_->UpdateView(&context, request, &response);
+                                     }));
+    sent_blocks_ = end;
   }
-  SetTail(request.mutable_tail());
-  *request.mutable_policy() = PolicyLeaseToProto(lease);
-  v1::UpdateViewResponse response;
-  CERTKV_RETURN_IF_ERROR(
-      CallUnary(worker_.options().rpc_timeout_ms, Retry::kNever, [&](grpc::ClientContext& context) {
-        return stub_->UpdateView(&context, request, &response);
-      }));
-  sent_blocks_ = sequence_.blocks().size();
   sent_tail_ = sequence_.tail().token_count;
   sent_lease_sequence_ = lease.sequence;
   return absl::OkStatus();
