@@ -2,10 +2,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cstring>
 #include <thread>
 
 #include "kernels/core/status.h"
+#include "kernels/ops/quantize_tile.h"
 #include "services/kvstore/store_engine.h"
 #include "tests/support/store_harness.h"
 
@@ -218,6 +220,48 @@ TEST(ConcurrentSealTest, TwoWorkersSealingTheSameBlocksStoreThemOnce) {
     EXPECT_EQ(store.engine.GetStats().counters.blocks_sealed, 4);
     store.engine.CheckInvariants();
   }
+}
+
+// The planes must be made from the copy that is kept, not from memory that the worker still writes.
+TEST(ConcurrentSealTest, TiersAgreeWhileTheWorkerScribbles) {
+  StoreHarness store({}, LargeSpec());
+  auto worker = store.Attach("scribbler");
+  const SlabLayout& staging = worker.staging->layout();
+  int64_t changed = 0;
+  for (int round = 0; round < 10; ++round) {
+    const auto entries = store.Write(worker, round, 0, 1);
+    auto* halves = reinterpret_cast<uint16_t*>(worker.mapped_staging.data() +
+                                               staging.key_offset(entries[0].staging_slot, 0, 0));
+    const int64_t count = staging.slot_bytes() / 2;
+    std::atomic<bool> done{false};
+    std::thread scribbler([&] {
+      for (uint32_t i = 0; !done.load(); i += 127) halves[i % count] = 0x3c00;
+    });
+    const auto sealed = store.engine.SealBlocks(worker.session, entries, 0);
+    done.store(true);
+    scribbler.join();
+    ASSERT_TRUE(sealed.ok()) << sealed.status();
+    const BlockHandle handle = sealed->blocks[0];
+    changed += store.IsReadable(worker, handle) ? 0 : 1;
+    for (int32_t layer = 0; layer < store.spec.layer_count(); ++layer) {
+      for (int32_t head = 0; head < store.spec.kv_head_count; ++head) {
+        const uint8_t* originals = worker.backing.data();
+        const SlabLayout& device = store.device_layout;
+        const SlabLayout& backing = store.backing_layout;
+        const absl::Status status = VerifyTile(
+            device.tile_layout(layer),
+            worker.device.data() + device.scan_offset(handle.device.slot, layer, head, 0),
+            worker.device.data() + device.detail_offset(handle.device.slot, layer, head, 0),
+            reinterpret_cast<const uint16_t*>(originals +
+                                              backing.key_offset(handle.backing.slot, layer, head)),
+            reinterpret_cast<const uint16_t*>(
+                originals + backing.value_offset(handle.backing.slot, layer, head)));
+        ASSERT_TRUE(status.ok()) << status;
+      }
+    }
+    ASSERT_TRUE(store.engine.ReleaseLease(worker.session, sealed->lease).ok());
+  }
+  EXPECT_GT(changed, 0) << "the scribbler came in time at least once";
 }
 
 TEST(ConcurrentSealTest, WaiterTakesOverWhenTheFirstSealFails) {
