@@ -61,6 +61,7 @@ class ProgramTest : public ::testing::Test {
     std::vector<char*> argv;
     for (std::string& argument : arguments) argv.push_back(argument.data());
     argv.push_back(nullptr);
+    std::remove(Path("err").c_str());  // so that WaitForEvent sees only this program's
     const pid_t pid = fork();
     if (pid != 0) return pid;
     if (std::freopen(Path("out").c_str(), "w", stdout) == nullptr ||
@@ -204,7 +205,6 @@ TEST_F(ProgramTest, SigtermDrainsAndEndsWithStatusZero) {
 TEST_F(ProgramTest, ASecondServerOnTheSocketEndsWithStatusOneAndHarmsNothing) {
   const pid_t first = Start("certkvd", {});
   ASSERT_TRUE(WaitForEvent("listening"));
-  std::remove(Path("err").c_str());
   const Outcome second = Run("certkvd", {});
   EXPECT_EQ(second.exit_status, 1);
   EXPECT_THAT(second.err, HasSubstr("reason=SOCKET_IN_USE"));
@@ -218,7 +218,6 @@ TEST_F(ProgramTest, StartsAgainAfterAKill) {
   ASSERT_TRUE(WaitForEvent("listening"));
   kill(first, SIGKILL);
   Wait(first);
-  std::remove(Path("err").c_str());
   const pid_t second = Start("certkvd", {});
   EXPECT_TRUE(WaitForEvent("listening"));
   kill(second, SIGTERM);

@@ -36,6 +36,9 @@ constexpr int kKeepaliveTimeoutMs = 10000;  // and closed when nothing answers
 constexpr int kClientPingIntervalMinMs = 10000;
 constexpr int kMetadataBytesMax = 16 << 10;
 constexpr absl::Duration kShutdownPoll = absl::Milliseconds(20);
+// From the end of the last call to the closing of its connection, so that the client has read the
+// answer: a client that writes to a closed connection first takes that for the end of the call.
+constexpr absl::Duration kLastBytesTime = absl::Milliseconds(100);
 
 absl::Status Refused(absl::string_view reason, absl::string_view message) {
   return MakeError(absl::StatusCode::kFailedPrecondition, reason, message);
@@ -58,9 +61,12 @@ bool IsLive(const std::string& path) {
   return result == 0 || errno == EAGAIN;  // EAGAIN: it lives and its queue is full
 }
 
-// A process-wide switch of gRPC, to be set before the first server is built.
-void EnableReflection() {
+// Process-wide settings of gRPC, made before the first server is built.
+void PrepareGrpc() {
   static const bool kDone = [] {
+    // Never undone. Otherwise the last server's destructor ends the library, which waits for its
+    // polling threads: up to 10 seconds (seen), although every call has ended.
+    grpc_init();
     grpc::reflection::InitProtoReflectionServerBuilderPlugin();
     return true;
   }();
@@ -180,7 +186,7 @@ absl::Status ServerRunner::ClaimSocket() {
 absl::Status ServerRunner::Start(std::vector<ServedService> services) {
   CERTKV_CHECK(server_ == nullptr, "a runner is started once");
   services_ = std::move(services);
-  EnableReflection();
+  PrepareGrpc();
   grpc::ServerBuilder builder;
   SetLimits(config_, &builder);
   int socket_result = 0;
@@ -278,8 +284,12 @@ void ServerRunner::Shutdown(int64_t drain_timeout_ms) {
     });
     // It waits for idle connections as well (call_counter.h): those are closed once no call runs.
     while (!done.HasBeenNotified()) {
-      if (calls_->WaitUntilIdle(kShutdownPoll)) grpc_server_cancel_all_calls(server_->c_server());
-      done.WaitForNotificationWithTimeout(kShutdownPoll);
+      if (!calls_->WaitUntilIdle(kShutdownPoll)) continue;
+      done.WaitForNotificationWithTimeout(kLastBytesTime);
+      // Asked again for a call that came before the server had stopped accepting.
+      if (calls_->WaitUntilIdle(absl::ZeroDuration())) {
+        grpc_server_cancel_all_calls(server_->c_server());
+      }
     }
     shutdown.join();
     server_->Wait();
