@@ -188,6 +188,14 @@ void FakeCache::BumpStagingGeneration() {
   ++GenerationAt(staging_slab_.mapping.data(), staging_slab_.layout, kFakeTailSlot);
 }
 
+void FakeCache::RestoreGenerations(int32_t block) {
+  const BlockHandle& handle = blocks_[block];
+  GenerationAt(device_.mapping.data(), device_.layout, handle.device.slot) =
+      handle.device.generation;
+  GenerationAt(backing_.mapping.data(), backing_.layout, handle.backing.slot) =
+      handle.backing.generation;
+}
+
 CacheSpec SmallSpec(int32_t layer_count, int32_t kv_head_count, int32_t group_size,
                     int32_t head_dim) {
   CacheSpec spec;

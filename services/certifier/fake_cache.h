@@ -70,6 +70,8 @@ class FakeCache {
   void BumpDeviceGeneration(int32_t block);
   void BumpBackingGeneration(int32_t block);
   void BumpStagingGeneration();
+  // Makes slot and handle agree again, as if the slot had been sealed only now.
+  void RestoreGenerations(int32_t block);
   BlockHandle* mutable_block(int32_t block) { return &blocks_[block]; }
 
  private:

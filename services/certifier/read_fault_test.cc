@@ -46,6 +46,22 @@ TEST(ReadFaultTest, AGenerationMovedDuringTheLastPassIsAnError) {
   EXPECT_EQ(ReasonOf(f.ReadLast()), "BLOCK_REUSED");
 }
 
+TEST(ReadFaultTest, ABlockSealedOnlyDuringTheReadIsAnError) {
+  // Its bytes may have been read while they were written.
+  ReadFixture f(SmallSpec(1, 1, 2, 64), 64 * 4 + 20, TestLease(kLoose));
+  ASSERT_TRUE(f.ReadLast().ok());  // checksums are verified, and not asked again
+  f.fake.BumpDeviceGeneration(2);
+  f.checker.after_attend = [&] { f.fake.RestoreGenerations(2); };
+  EXPECT_EQ(ReasonOf(f.ReadLast()), "BLOCK_REUSED");
+}
+
+TEST(ReadFaultTest, AnOriginalSealedOnlyDuringTheReadIsAnError) {
+  ReadFixture f(SmallSpec(1, 1, 2, 64), 64 * 4 + 20, TestLease({}, ReadMode::kExact));
+  f.fake.BumpBackingGeneration(2);
+  f.checker.after_attend = [&] { f.fake.RestoreGenerations(2); };
+  EXPECT_EQ(ReasonOf(f.ReadLast()), "BLOCK_REUSED");
+}
+
 TEST(ReadFaultTest, AnOriginalReusedDuringItsReadIsAnError) {
   ReadFixture f(SmallSpec(1, 1, 2, 64), 64 * 4 + 20, TestLease(kZero));
   f.checker.after_attend = [&] {
@@ -187,6 +203,19 @@ TEST(ReadFaultTest, ATailWithoutFiniteNumbersIsAnError) {
     EXPECT_EQ(ReasonOf(status), "TAIL_NOT_FINITE");
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
     EXPECT_TRUE(f.Read(0, 64 * 2 + 18).ok());  // does not read that token
+  }
+}
+
+TEST(ReadFaultTest, AnOutputThatIsNotFiniteIsAnError) {
+  for (const ReadMode mode : {ReadMode::kEnforce, ReadMode::kObserve, ReadMode::kExact}) {
+    ReadKernels kernels = KernelsOf(Backend::kCpu);
+    kernels.attend = [](const AttendArgs& args, const AttendResult& result, void* workspace) {
+      const absl::Status status = Attend(Backend::kCpu, args, result, workspace);
+      result.outputs[args.layout->value_dim + 3] = std::numeric_limits<float>::infinity();
+      return status;
+    };
+    ReadFixture f(SmallSpec(1, 1, 2, 64), 64 * 2, TestLease(kLoose, mode), 1.0f, kernels);
+    EXPECT_EQ(ReasonOf(f.ReadLast()), "ARITHMETIC_LIMIT") << ReadModeName(mode);
   }
 }
 

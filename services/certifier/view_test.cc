@@ -100,6 +100,7 @@ TEST_F(ViewTest, AppendsBlocksAndMovesTheTailAtOnce) {
   ASSERT_TRUE((*view)->Update(update, 0).ok());
   const ViewSnapshot snapshot = (*view)->Snapshot();
   EXPECT_EQ(snapshot.token_count, 4 * 64 + 20);
+  EXPECT_EQ(snapshot.tail.token_count, 20);
   ASSERT_EQ(snapshot.blocks->size(), 4u);
   EXPECT_EQ((*snapshot.blocks)[3].key, blocks[3].key);
 }
@@ -146,8 +147,10 @@ TEST_F(ViewTest, ShowsReadersOneStateWhileItIsUpdated) {
   auto view = View::Create(fake_.cache(), {}, fake_.tail(), TestLease({}), &book_, 0);
   ASSERT_TRUE(view.ok());
   std::atomic<bool> done{false};
+  std::atomic<int> seen{0};
   std::thread reader([&] {
     while (!done) {
+      ++seen;
       const ViewSnapshot snapshot = (*view)->Snapshot();
       // Blocks are appended in pairs with the tail's length: 20 tokens without, none with.
       const int64_t expected = snapshot.blocks->size() % 2 == 0 ? 20 : 0;
@@ -156,7 +159,7 @@ TEST_F(ViewTest, ShowsReadersOneStateWhileItIsUpdated) {
                 static_cast<int64_t>(snapshot.blocks->size()) * 64 + expected);
     }
   });
-  for (int step = 0; step < 400; ++step) {
+  for (int step = 0; step < 400 || (seen < 400 && step < 20000); ++step) {
     ViewUpdate update;
     update.appended_blocks = blocks.subspan(step % 4, 1);
     update.tail = step % 2 == 0 ? ViewTail() : fake_.tail();
