@@ -81,6 +81,14 @@ TEST(BudgetTest, SeesAnOverrunButNotWherePartsAddUpExactly) {
   EXPECT_GT(budget.committed(), slice) << "what was served beyond the slice is charged";
 }
 
+TEST(BudgetTest, ASliceAfterAnOverrunComesOnTopOfWhatWasServed) {
+  Budget budget(1.0, 0.25);
+  budget.GiveSlice();
+  budget.ReportCertified(0.5);
+  EXPECT_EQ(budget.GiveSlice(), 0.25);
+  EXPECT_EQ(budget.committed(), 0.75);
+}
+
 TEST(BudgetTest, ExactReadsNarrowWhatIsLeftButAreNoOverrun) {
   Budget budget(1.0, 0.5);
   budget.GiveSlice();

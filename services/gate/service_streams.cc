@@ -133,9 +133,14 @@ void ReportStream::OnDone() {
 WatchStream::WatchStream(const RequestRegistry* registry, StreamSet* streams, std::string request,
                          int32_t watch_limit)
     : registry_(registry), streams_(streams), request_(std::move(request)) {
-  const auto admission = streams_->Add(this, /*is_watch=*/true, watch_limit);
+  // Asked first, so that a watch of nothing never takes a place.
+  const absl::Status known = registry_->GetRisk(request_).status();
+  const auto admission = known.ok() ? streams_->Add(this, /*is_watch=*/true, watch_limit)
+                                    : StreamSet::Admission::kAdmitted;
   absl::MutexLock lock(&mutex_);
-  if (admission == StreamSet::Admission::kFull) {
+  if (!known.ok()) {
+    End(ToGrpcStatus(known, kErrorDomain));
+  } else if (admission == StreamSet::Admission::kFull) {
     End(ToGrpcStatus(MakeError(absl::StatusCode::kResourceExhausted, "WATCH_LIMIT",
                                absl::StrCat(watch_limit,
                                             " watches are open, which is the most; close some, or "

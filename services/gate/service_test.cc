@@ -413,7 +413,6 @@ TEST_F(GateServiceTest, WatchRefusesUnknownRequestsAndTooManyWatchers) {
     reader->Finish();
   }
   // The places are free again, once the server has seen the end of the streams.
-  grpc::ClientContext again;
   for (bool told = false; !told;) {
     grpc::ClientContext context;
     told = stub_->WatchRequestRisk(&context, request)->Read(&risk);
