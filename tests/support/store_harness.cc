@@ -195,7 +195,10 @@ void StoreHarness::PutUnleased(Worker& worker, int32_t chain, int32_t first, int
 
 absl::StatusOr<kvstore::LeasedBlocks> StoreHarness::Lookup(const Worker& worker, int32_t chain,
                                                            int32_t count) {
-  return engine.LookupAndLease(worker.session, ChainKeys(chain, count), 0);
+  // As the service does it.
+  const std::vector<BlockKey> keys = ChainKeys(chain, count);
+  auto leased = engine.TryLookupAndLease(worker.session, keys, 0);
+  return leased.has_value() ? *std::move(leased) : engine.LookupAndLease(worker.session, keys, 0);
 }
 
 int32_t StoreHarness::CountPrefix(int32_t chain, int32_t count) {

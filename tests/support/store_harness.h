@@ -72,6 +72,7 @@ class StoreHarness {
                                             int32_t count, int64_t lease_duration_ms = 0);
   // Put that must succeed, and whose lease is released.
   void PutUnleased(Worker& worker, int32_t chain, int32_t first, int32_t count);
+  // Looks the first `count` blocks of the chain up, at once or, where it must, with promotion.
   absl::StatusOr<kvstore::LeasedBlocks> Lookup(const Worker& worker, int32_t chain, int32_t count);
   // How many leading blocks of the chain the store has; changes nothing.
   int32_t CountPrefix(int32_t chain, int32_t count);
