@@ -33,6 +33,44 @@ bool IsLeaseExpired(const absl::Status& status) {
   return ReasonOf(status) == "POLICY_LEASE_EXPIRED";
 }
 
+// May an output with this record be used under `lease`?
+bool IsAllowed(const ReadCertificate& certificate, const PolicyLease& lease) {
+  switch (certificate.outcome) {
+    case Outcome::kExact:
+      return true;
+    case Outcome::kCertified:
+      return lease.read_mode != ReadMode::kExact && MeetsTolerances(certificate, lease.tolerances);
+    case Outcome::kObserved:
+      return lease.read_mode == ReadMode::kObserve;
+  }
+  return false;
+}
+
+// The record of one head, if it is that of `head` in `read` and `lease` allows its output.
+absl::StatusOr<ReadCertificate> ConvertCertificate(const type::Certificate& record, int32_t head,
+                                                   const ReadRequest& read,
+                                                   const PolicyLease& lease) {
+  const absl::StatusOr<ReadCertificate> converted = ReadCertificateFromProto(record);
+  if (!converted.ok()) {
+    return MakeError(absl::StatusCode::kInternal, "ANSWER_INVALID",
+                     absl::StrCat("the certifier answered layer ", read.layer, " head ", head,
+                                  " with an invalid record: ", converted.status().message()));
+  }
+  const ReadCertificate& certificate = *converted;
+  if (IsAllowed(certificate, lease) && certificate.layer == read.layer &&
+      certificate.query_head == head && certificate.query_position == read.query_position) {
+    return certificate;
+  }
+  return MakeError(
+      absl::StatusCode::kInternal, "ANSWER_INVALID",
+      absl::StrCat("the certifier answered layer ", read.layer, " head ", head, " position ",
+                   read.query_position, " with an output of layer ", certificate.layer, " head ",
+                   certificate.query_head, " position ", certificate.query_position, " that is ",
+                   OutcomeName(certificate.outcome), " at worst_case_tv ",
+                   certificate.worst_case_tv, ", tolerance ", lease.tolerances.tv_tolerance,
+                   ", under a lease of mode ", ReadModeName(lease.read_mode), "; it is not used"));
+}
+
 absl::Status StatusOf(const v1::ReadResult& result) {
   if (result.code() == 0) return absl::OkStatus();
   return MakeError(static_cast<absl::StatusCode>(result.code()),
@@ -240,21 +278,9 @@ absl::StatusOr<ReadResult> AttentionImpl::ConvertResult(v1::ReadResult&& result,
   ReadResult converted;
   converted.read_time_ns = result.read_time_ns();
   for (const auto& record : result.certificates()) {
-    CERTKV_ASSIGN_OR_RETURN(ReadCertificate certificate, ReadCertificateFromProto(record));
-    const bool allowed =
-        certificate.outcome == Outcome::kExact ||
-        (certificate.outcome == Outcome::kCertified &&
-         MeetsTolerances(certificate, lease.tolerances)) ||
-        (certificate.outcome == Outcome::kObserved && lease.read_mode == ReadMode::kObserve);
-    if (!allowed || certificate.layer != read.layer ||
-        certificate.query_position != read.query_position) {
-      return MakeError(absl::StatusCode::kInternal, "ANSWER_INVALID",
-                       absl::StrCat("the certifier answered layer ", read.layer, " head ",
-                                    certificate.query_head, " with an output that is ",
-                                    OutcomeName(certificate.outcome), " at worst_case_tv ",
-                                    certificate.worst_case_tv, ", tolerance ",
-                                    lease.tolerances.tv_tolerance, "; it is not used"));
-    }
+    const auto head = static_cast<int32_t>(converted.certificates.size());
+    CERTKV_ASSIGN_OR_RETURN(const ReadCertificate certificate,
+                            ConvertCertificate(record, head, read, lease));
     converted.certificates.push_back(certificate);
   }
   converted.outputs.resize(heads * spec.value_dim);
