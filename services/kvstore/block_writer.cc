@@ -111,6 +111,11 @@ absl::Status QuantizePlane(const Cache& cache, const BlockWrite& block, const Pl
   return absl::OkStatus();
 }
 
+absl::Status Abandoned() {
+  return MakeError(absl::StatusCode::kNotFound, "SESSION_NOT_FOUND",
+                   "the session ended while its blocks were sealed; attach again");
+}
+
 uint64_t DigestOf(const std::vector<uint64_t>& checksums, int64_t first, int64_t count) {
   return XXH3_64bits(checksums.data() + first, static_cast<size_t>(count) * sizeof(uint64_t));
 }
@@ -124,7 +129,7 @@ absl::Status OriginalLost(const BlockKey& key) {
                                 "no longer found by lookups, seal it again"));
 }
 
-absl::Status WriteBlocks(const Cache& cache, const SlabMemory* staging,
+absl::Status WriteBlocks(const Cache& cache, const StagingArea* staging,
                          absl::Span<BlockWrite> blocks, ComputePool* pool) {
   const CacheSpec& spec = cache.spec();
   const int64_t tiles = spec.tiles_per_block();
@@ -133,10 +138,11 @@ absl::Status WriteBlocks(const Cache& cache, const SlabMemory* staging,
   FirstError error;
   pool->ParallelFor(plane_count, [&](int64_t index) {
     if (!error.IsNeeded(index)) return;
+    if (staging != nullptr && staging->is_abandoned()) return error.Report(index, Abandoned());
     SlotPool::BeginWrite();
     const Plane plane = PlaneAt(spec, index);
     const BlockWrite& block = blocks[plane.block];
-    if (block.staging_slot >= 0) CopyOriginals(cache, *staging, block, plane);
+    if (block.staging_slot >= 0) CopyOriginals(cache, *staging->memory(), block, plane);
     const absl::Status status =
         QuantizePlane(cache, block, plane, checksums.data() + index * tiles);
     // Originals that were sealed were finite; a promotion that meets others has another digest.

@@ -11,7 +11,7 @@
 #include "kernels/core/ids.h"
 #include "services/kvstore/cache.h"
 #include "services/kvstore/compute_pool.h"
-#include "services/kvstore/slab_memory.h"
+#include "services/kvstore/staging_area.h"
 
 namespace certkv::kvstore {
 
@@ -32,10 +32,11 @@ struct BlockWrite {
 // Layers and KV heads run in parallel on `pool` and the calling thread.
 // Errors: InvalidArgument [NON_FINITE_KEY | NON_FINITE_VALUE | KEY_OUT_OF_RANGE], naming block,
 //         layer, KV head, token and channel of the first bad number; DataLoss [ORIGINAL_LOST], a
-//         promoted block's originals have another digest (digest_matches says which). The slots
-//         then hold anything and must not be sealed.
+//         promoted block's originals have another digest (digest_matches says which); NotFound
+//         [SESSION_NOT_FOUND], `staging` was abandoned meanwhile. The slots then hold anything and
+//         must not be sealed.
 // Threads: concurrent calls are safe when their slots differ. Takes no lock of the engine.
-absl::Status WriteBlocks(const Cache& cache, const SlabMemory* staging,
+absl::Status WriteBlocks(const Cache& cache, const StagingArea* staging,
                          absl::Span<BlockWrite> blocks, ComputePool* pool);
 
 // DataLoss [ORIGINAL_LOST], naming the block.

@@ -103,6 +103,8 @@ void StatsToProto(const StoreStats& stats, v1::Stats* proto) {
     entry->set_backing_slot_bytes(cache.backing_slot_bytes);
     entry->set_blocks_leased(cache.blocks_leased);
     entry->set_blocks_pinned(cache.blocks_pinned);
+    entry->set_blocks_writing(cache.blocks_writing);
+    entry->set_session_count(cache.session_count);
     *entry->mutable_spec() = CacheSpecToProto(cache.spec);
   }
   proto->set_session_count(stats.session_count);

@@ -10,11 +10,14 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/core/shared_memory.h"
 #include "kernels/core/status.h"
+#include "services/common/log.h"
+#include "services/kvstore/peer_process.h"
 
 namespace certkv::kvstore {
 namespace {
 
 constexpr std::chrono::seconds kFirstRequestTimeout(10);
+constexpr absl::string_view kConnectionClosed = "its connection to the descriptor socket closed";
 
 // Copies what fits, zero-terminated.
 template <size_t size>
@@ -34,9 +37,10 @@ absl::Status RequestInvalid(absl::string_view text) {
 FdConnection::FdConnection(Socket socket, std::shared_ptr<EngineGate> gate)
     : socket_(std::move(socket)),
       first_request_timer_(socket_.get_executor()),
+      peer_(socket_.get_executor()),
       gate_(std::move(gate)) {}
 
-FdConnection::~FdConnection() { End(); }
+FdConnection::~FdConnection() { End(kConnectionClosed); }
 
 void FdConnection::Start() {
   boost::system::error_code ignored;
@@ -56,6 +60,7 @@ void FdConnection::Close() {
     boost::system::error_code ignored;
     self->socket_.close(ignored);
     self->first_request_timer_.cancel();
+    self->peer_.close(ignored);
   });
 }
 
@@ -69,8 +74,8 @@ void FdConnection::ReadRequest() {
 
 void FdConnection::OnRequest(const boost::system::error_code& error) {
   if (error) {
-    first_request_timer_.cancel();
-    End();  // at once, not when the last pointer goes
+    Close();
+    End(kConnectionClosed);  // at once, not when the last pointer goes
     return;
   }
   absl::Status status;
@@ -83,7 +88,7 @@ void FdConnection::OnRequest(const boost::system::error_code& error) {
     ReadRequest();
   } else {
     Close();
-    End();
+    End(kConnectionClosed);
   }
 }
 
@@ -111,6 +116,7 @@ absl::Status FdConnection::Connect(StoreEngine* engine) {
   CERTKV_ASSIGN_OR_RETURN(const SessionSlabs slabs, engine->ConnectSession(token_));
   session_ = slabs.session;
   first_request_timer_.cancel();
+  CERTKV_RETURN_IF_ERROR(WatchPeer());
   std::vector<int> fds = {slabs.device->export_fd(), slabs.backing->export_fd()};
   if (slabs.staging == nullptr) return SendDescriptors(fds, 0);
   fds.push_back(slabs.staging->export_fd());
@@ -147,12 +153,31 @@ absl::Status FdConnection::SendError(const absl::Status& status) {
                      absl::string_view(reinterpret_cast<const char*>(&reply), sizeof(reply)), {});
 }
 
-void FdConnection::End() {
+absl::Status FdConnection::WatchPeer() {
+  absl::StatusOr<UniqueFd> pidfd = OpenPeerPidfd(socket_.native_handle());
+  if (!pidfd.ok()) {
+    if (absl::IsUnavailable(pidfd.status())) return pidfd.status();
+    Log(LogLevel::kWarning, "session_owner_not_watched",
+        {{"session", static_cast<int64_t>(session_)}, {"why", pidfd.status().message()}});
+    return absl::OkStatus();
+  }
+  peer_.assign(pidfd->release());
+  peer_.async_wait(boost::asio::posix::stream_descriptor::wait_read,
+                   [weak = weak_from_this()](const boost::system::error_code& error) {
+                     const auto self = weak.lock();
+                     if (error || self == nullptr) return;
+                     self->End("its process ended");
+                     self->Close();
+                   });
+  return absl::OkStatus();
+}
+
+void FdConnection::End(absl::string_view why) {
   if (session_ == SessionId{}) return;
   const SessionId session = std::exchange(session_, SessionId{});
   absl::ReaderMutexLock lock(&gate_->mutex);
   if (gate_->engine != nullptr) {
-    gate_->engine->EndSession(session, "its connection to the descriptor socket closed");
+    gate_->engine->EndSession(session, why);
   }
 }
 

@@ -6,6 +6,7 @@
 #include <utility>
 //
 #include <boost/asio/local/stream_protocol.hpp>
+#include <boost/asio/posix/stream_descriptor.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/strand.hpp>
 #include <boost/system/error_code.hpp>
@@ -15,6 +16,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "kernels/core/fd_protocol.h"
 #include "services/kvstore/store_engine.h"
@@ -29,7 +31,9 @@ struct EngineGate {
 };
 
 // Invariants:
-//  1. The session of the connection ends when the connection does.
+//  1. The session of the connection ends when the connection does, or the process that made it
+//     (which may have left the socket to a child). The latter needs a pidfd; without one it is
+//     logged.
 //  2. One request is answered before the next is read.
 // Threads: everything runs on the strand of its socket, but for Close().
 class FdConnection : public std::enable_shared_from_this<FdConnection> {
@@ -51,10 +55,13 @@ class FdConnection : public std::enable_shared_from_this<FdConnection> {
   absl::Status SendStaging(StoreEngine* engine);
   absl::Status SendDescriptors(const std::vector<int>& fds, int32_t staging_slot_count);
   absl::Status SendError(const absl::Status& status);
-  void End();
+  // Ends the session when the process at the other end does.
+  absl::Status WatchPeer();
+  void End(absl::string_view why);
 
   Socket socket_;
   boost::asio::steady_timer first_request_timer_;
+  boost::asio::posix::stream_descriptor peer_;  // a pidfd; closed when there is none
   const std::shared_ptr<EngineGate> gate_;
   FdRequest request_{};
   SessionId session_{};  // 0 until the token was accepted

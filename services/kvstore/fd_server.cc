@@ -14,8 +14,10 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/core/shared_memory.h"
 #include "kernels/core/status.h"
+#include "services/common/log.h"
 #include "services/common/runtime_directory.h"
 #include "services/kvstore/fd_connection.h"
+#include "services/kvstore/peer_process.h"
 
 namespace certkv::kvstore {
 namespace {
@@ -166,6 +168,8 @@ absl::StatusOr<std::unique_ptr<FdServer>> FdServer::Create(const Options& option
   CERTKV_RETURN_IF_ERROR(CheckPathLength(options.path));
   CERTKV_RETURN_IF_ERROR(EnsureSocketDirectory(DirectoryOf(options.path)));
   CERTKV_RETURN_IF_ERROR(RemoveStaleSocket(options.path));
+  const absl::Status pidfd = CheckPidfdSupport();
+  if (!pidfd.ok()) Log(LogLevel::kWarning, "pidfd_missing", {{"why", pidfd.message()}});
   auto acceptor = std::make_shared<Acceptor>(options, engine, io_context);
   const absl::Status status = acceptor->Listen();
   if (!status.ok()) {

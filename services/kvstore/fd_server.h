@@ -16,8 +16,8 @@ class io_context;
 namespace certkv::kvstore {
 
 // Speaks kernels/core/fd_protocol.h. A connection is one session: when it closes, whoever closes
-// it, the session ends. A peer that sends nothing for 10 s after connecting, or does not read its
-// replies, is cut off.
+// it, or when the process that connected ends, the session ends. A peer that sends nothing for 10 s
+// after connecting, or does not read its replies, is cut off.
 //
 // Threads: its handlers run on the io_context's threads and never block.
 class FdServer {

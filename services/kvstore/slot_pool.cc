@@ -26,6 +26,7 @@ std::vector<int32_t> SlotPool::Take(int32_t count) {
   for (const int32_t slot : slots) {
     CERTKV_CHECK(states_[slot] == State::kFree, "a slot on the free list is free");
     states_[slot] = State::kWriting;
+    ++writing_count_;
   }
   return slots;
 }
@@ -37,6 +38,7 @@ SlotRef SlotPool::Seal(int32_t slot) {
   CERTKV_CHECK(sealed % 2 == 0, "the generation is odd while a slot is written");
   generation.store(sealed, std::memory_order_release);
   states_[slot] = State::kSealed;
+  --writing_count_;
   return SlotRef{slot, sealed};
 }
 
@@ -45,6 +47,8 @@ void SlotPool::Free(int32_t slot) {
   if (states_[slot] == State::kSealed) {
     std::atomic<uint64_t>& generation = GenerationAt(base(), layout(), slot);
     generation.store(generation.load(std::memory_order_relaxed) + 1, std::memory_order_release);
+  } else {
+    --writing_count_;
   }
   states_[slot] = State::kFree;
   free_slots_.push_back(slot);

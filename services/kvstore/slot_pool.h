@@ -31,6 +31,7 @@ class SlotPool {
   uint8_t* base() const { return memory_->base(); }
   int32_t slot_count() const { return memory_->layout().slot_count(); }
   int32_t free_count() const { return static_cast<int32_t>(free_slots_.size()); }
+  int32_t writing_count() const { return writing_count_; }
 
   // Takes `count` <= free_count() slots, in ascending order: a sequence in neighbouring slots is
   // read in address order. They are being written from now on.
@@ -51,6 +52,7 @@ class SlotPool {
   const std::shared_ptr<SlabMemory> memory_;
   std::vector<int32_t> free_slots_;  // a stack
   std::vector<State> states_;        // per slot
+  int32_t writing_count_ = 0;
 };
 
 }  // namespace certkv::kvstore

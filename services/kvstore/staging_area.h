@@ -2,6 +2,7 @@
 #ifndef CERTKV_SERVICES_KVSTORE_STAGING_AREA_H_
 #define CERTKV_SERVICES_KVSTORE_STAGING_AREA_H_
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -15,7 +16,8 @@ namespace certkv::kvstore {
 // Invariants:
 //  1. A slot is in one state; only the store changes it. Nothing of it lies in shared memory.
 //  2. A slot that is being sealed is neither reserved nor aborted until FinishSeal().
-// Threads: the caller serializes. The memory outlives the session while a seal reads it.
+// Threads: the caller serializes, but for Abandon() and is_abandoned(). The memory outlives the
+// session while a seal reads it.
 class StagingArea {
  public:
   // A staging slab; all slots free.
@@ -33,6 +35,9 @@ class StagingArea {
   bool Abort(int32_t slot);
   void BeginSeal(int32_t slot);   // of a reserved slot
   void FinishSeal(int32_t slot);  // frees it
+  // The session has ended: what still works on the slots may stop, nobody wants its outcome.
+  void Abandon() { is_abandoned_.store(true, std::memory_order_relaxed); }
+  bool is_abandoned() const { return is_abandoned_.load(std::memory_order_relaxed); }
 
  private:
   enum class State : uint8_t { kFree, kReserved, kSealing };
@@ -41,6 +46,7 @@ class StagingArea {
   std::vector<int32_t> free_slots_;  // a stack
   std::vector<State> states_;        // per slot
   int32_t reserved_count_ = 0;
+  std::atomic<bool> is_abandoned_{false};
 };
 
 }  // namespace certkv::kvstore

@@ -170,7 +170,10 @@ void StoreEngine::EndSessionLocked(SessionId id, absl::string_view why) {
   for (const LeaseId lease : leases) DropLease(lease, *found);
   const std::unique_ptr<Session> session = sessions_.TakeOut(id, why);
   // Slots that a running seal reads are counted by that seal, which gives up.
-  if (session->staging != nullptr) counters_.blocks_aborted += session->staging->reserved_count();
+  if (session->staging != nullptr) {
+    counters_.blocks_aborted += session->staging->reserved_count();
+    session->staging->Abandon();
+  }
   --session->cache->session_count;
   session->cache->last_attach_sequence = ++attach_sequence_;
 }
@@ -253,6 +256,8 @@ StoreStats StoreEngine::GetStats() {
     entry.backing_slot_bytes = cache->backing().layout().slot_bytes();
     entry.blocks_leased = cache->index().held_count();
     entry.blocks_pinned = cache->index().pinned_count();
+    entry.blocks_writing = cache->device().writing_count();
+    entry.session_count = cache->session_count;
     stats.caches.push_back(std::move(entry));
   }
   stats.session_count = sessions_.size();

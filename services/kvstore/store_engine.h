@@ -99,6 +99,8 @@ struct CacheStats {
   int64_t backing_slot_bytes = 0;
   int32_t blocks_leased = 0;
   int32_t blocks_pinned = 0;
+  int32_t blocks_writing = 0;  // being sealed or promoted now
+  int32_t session_count = 0;
 };
 struct StoreStats {
   std::vector<CacheStats> caches;

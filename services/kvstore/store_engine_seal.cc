@@ -63,8 +63,7 @@ absl::StatusOr<LeasedBlocks> StoreEngine::SealBlocks(SessionId session_id,
     return status;
   }
   mutex_.Unlock();
-  status =
-      WriteBlocks(*plan.cache, plan.staging->memory().get(), absl::MakeSpan(plan.writes), pool_);
+  status = WriteBlocks(*plan.cache, plan.staging.get(), absl::MakeSpan(plan.writes), pool_);
   mutex_.Lock();
   if (status.ok()) {
     absl::StatusOr<LeasedBlocks> published = PublishSeal(&plan, *duration_ms);
