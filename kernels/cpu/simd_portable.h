@@ -83,7 +83,11 @@ struct PortableSimd {
   [[gnu::always_inline]] static I LoadI8(const void* p) { return LoadI(p); }
   [[gnu::always_inline]] static void StoreI(void* p, I x) { __builtin_memcpy(p, &x, sizeof(x)); }
   [[gnu::always_inline]] static void StoreI8(void* p, I x) { StoreI(p, x); }
-  [[gnu::always_inline]] static I AddI(I a, I b) { return a + b; }
+  // Integer sums wrap, as the other instruction sets' do: from logits that overflow they are
+  // garbage.
+  [[gnu::always_inline]] static I AddI(I a, I b) {
+    return reinterpret_cast<I>(reinterpret_cast<U>(a) + reinterpret_cast<U>(b));
+  }
   [[gnu::always_inline]] static I AndI(I a, I b) { return a & b; }
   [[gnu::always_inline]] static I OrI(I a, I b) { return a | b; }
   [[gnu::always_inline]] static I Select(I mask, I a, I b) { return (mask & a) | (~mask & b); }
@@ -106,14 +110,14 @@ struct PortableSimd {
   [[gnu::always_inline]] static I MulAddWords(I acc, I a, I b) {
     const I low_a = ShiftLeft32<16>(a) >> 16;  // arithmetic shifts: the words are signed
     const I low_b = ShiftLeft32<16>(b) >> 16;
-    return acc + low_a * low_b + (a >> 16) * (b >> 16);
+    return AddI(AddI(acc, low_a * low_b), (a >> 16) * (b >> 16));
   }
   [[gnu::always_inline]] static F ToFloat(I x) { return __builtin_convertvector(x, F); }
   // By adding 1.5 * 2^23, whose float neighbours are 1 apart: exact for |x| < 2^22. Larger numbers
   // and NaN give garbage, as the conversions of other instruction sets do.
   [[gnu::always_inline]] static I ToInt(F x) {
     const F magic = Set(0x1.8p23f);
-    return AsInt(x + magic) - AsInt(magic);
+    return reinterpret_cast<I>(reinterpret_cast<U>(x + magic) - reinterpret_cast<U>(magic));
   }
   [[gnu::always_inline]] static F AsFloat(I x) { return reinterpret_cast<F>(x); }
   [[gnu::always_inline]] static I AsInt(F x) { return reinterpret_cast<I>(x); }
