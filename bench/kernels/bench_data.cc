@@ -17,20 +17,6 @@ namespace {
 constexpr int64_t kHugePageBytes = int64_t{2} << 20;
 constexpr uint64_t kSeed = 20240611;
 
-// Originals of one tile: channels of different centres and spreads, as keys after RoPE have.
-void FillTile(std::mt19937_64& random, int32_t dim, std::vector<uint16_t>* keys,
-              std::vector<uint16_t>* values) {
-  std::normal_distribution<float> normal;
-  for (int t = 0; t < kTileTokens; ++t) {
-    for (int i = 0; i < dim; ++i) {
-      const float spread = i % 16 == 3 ? 3.0f : 1.0f;
-      const float centre = i % 8 == 1 ? 2.0f : 0.0f;
-      (*keys)[t * dim + i] = FloatToF16(centre + spread * normal(random));
-      (*values)[t * dim + i] = FloatToF16(normal(random));
-    }
-  }
-}
-
 }  // namespace
 
 HugeBuffer::HugeBuffer(int64_t size_bytes) : mapping_bytes_(size_bytes + kHugePageBytes) {
@@ -45,17 +31,32 @@ HugeBuffer::HugeBuffer(int64_t size_bytes) : mapping_bytes_(size_bytes + kHugePa
 
 HugeBuffer::~HugeBuffer() { munmap(mapping_, mapping_bytes_); }
 
+void FillOriginals(uint64_t seed, int32_t dim, std::vector<uint16_t>* keys,
+                   std::vector<uint16_t>* values) {
+  std::mt19937_64 random(kSeed + seed);
+  std::normal_distribution<float> normal;
+  keys->resize(kTileTokens * dim);
+  values->resize(kTileTokens * dim);
+  for (int t = 0; t < kTileTokens; ++t) {
+    for (int i = 0; i < dim; ++i) {
+      const float spread = i % 16 == 3 ? 3.0f : 1.0f;
+      const float centre = i % 8 == 1 ? 2.0f : 0.0f;
+      (*keys)[t * dim + i] = FloatToF16(centre + spread * normal(random));
+      (*values)[t * dim + i] = FloatToF16(normal(random));
+    }
+  }
+}
+
 SealedCache::SealedCache(const CacheSpec& spec, int32_t tile_count, int64_t bytes_min)
     : layout_(MakeTileLayout(spec, 0)),
       tile_count_(tile_count),
       head_count_(static_cast<int32_t>((bytes_min + head_bytes() - 1) / head_bytes())),
       buffer_(head_count_ * head_bytes()) {
-  std::mt19937_64 random(kSeed);
-  std::vector<uint16_t> keys(kTileTokens * spec.head_dim);
-  std::vector<uint16_t> values(kTileTokens * spec.value_dim);
+  std::vector<uint16_t> keys;
+  std::vector<uint16_t> values;
   heads_.resize(head_count_);
   for (int32_t tile = 0; tile < tile_count; ++tile) {
-    FillTile(random, spec.head_dim, &keys, &values);
+    FillOriginals(tile, spec.head_dim, &keys, &values);
     QuantizeTileArgs args{};
     args.spec = &spec;
     args.layout = &layout_;
@@ -80,8 +81,8 @@ SealedCache::SealedCache(const CacheSpec& spec, int32_t tile_count, int64_t byte
   }
 }
 
-CacheSpec BenchSpec(KeyFormat key_format, ValueFormat value_format, int32_t dim,
-                    int32_t group_size) {
+CacheSpec BenchSpec(KeyFormat key_format, ValueFormat value_format, int32_t dim, int32_t group_size,
+                    int32_t witness_bands) {
   CacheSpec spec;
   spec.model = "bench";
   spec.kv_head_count = 1;
@@ -93,6 +94,7 @@ CacheSpec BenchSpec(KeyFormat key_format, ValueFormat value_format, int32_t dim,
   spec.layers.resize(1);
   spec.layers[0].key_format = key_format;
   spec.layers[0].value_format = value_format;
+  spec.layers[0].witness_bands = witness_bands;
   CERTKV_CHECK(ValidateCacheSpec(spec).ok(), "the benchmark's specs are valid");
   return spec;
 }

@@ -33,11 +33,13 @@ class SealedCache {
  public:
   SealedCache(const CacheSpec& spec, int32_t tile_count, int64_t bytes_min);
   int32_t head_count() const { return head_count_; }
+  int64_t size_bytes() const { return head_count_ * head_bytes(); }
   int64_t head_bytes() const { return tile_count_ * layout_.tile_bytes(); }
   const TileLayout& layout() const { return layout_; }
-  const std::vector<AttendTile>& head(int64_t index) const { return heads_[index % head_count_]; }
-  const uint8_t* head_data(int64_t index) const {
-    return buffer_.data() + index % head_count_ * head_bytes();
+  // The heads in turn, whoever asks.
+  const std::vector<AttendTile>& NextHead() { return heads_[next_head_++ % head_count_]; }
+  const uint8_t* NextHeadData() {
+    return buffer_.data() + next_head_++ % head_count_ * head_bytes();
   }
 
  private:
@@ -46,11 +48,17 @@ class SealedCache {
   int32_t head_count_;
   HugeBuffer buffer_;
   std::vector<std::vector<AttendTile>> heads_;
+  int64_t next_head_ = 0;
 };
 
 // A spec of one layer in these formats.
-CacheSpec BenchSpec(KeyFormat key_format, ValueFormat value_format, int32_t dim,
-                    int32_t group_size);
+CacheSpec BenchSpec(KeyFormat key_format, ValueFormat value_format, int32_t dim, int32_t group_size,
+                    int32_t witness_bands);
+
+// Originals [64][dim] of one tile: channels of different centres and spreads, as keys after RoPE
+// have. `seed` picks the numbers.
+void FillOriginals(uint64_t seed, int32_t dim, std::vector<uint16_t>* keys,
+                   std::vector<uint16_t>* values);
 
 // Queries [group_size][dim] that see the cache's keys as a model's would: logits a few nats apart.
 std::vector<float> BenchQueries(int32_t group_size, int32_t dim);

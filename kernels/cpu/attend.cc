@@ -124,32 +124,8 @@ void PrepareHead(AttendState* s, int g) {
   head.mass = std::exp2(sink * kLog2E - head.ref);
 }
 
-// Cache lines of the next tile that one inner step of the score and value loops asks for. The loops
-// of the first chunk of heads take about 4 * d/16 and 16 * zones steps.
-int32_t PrefetchLines(const TileLayout& layout, int group_size) {
-  const int64_t lines = layout.tile_bytes() / 64;
-  const bool narrow = layout.value_format == ValueFormat::kV4;
-  const bool exact = layout.scale_bytes == 0 && layout.key_format != KeyFormat::kFp8E4m3;
-  const int64_t chunks = (group_size + 3) / 4;
-  int64_t steps = 0;
-  if (exact) {
-    steps = chunks * (layout.head_dim / 2 *
-                          (group_size == 1   ? 1
-                           : group_size == 2 ? 2
-                                             : 4) +
-                      layout.value_dim / 64 * (group_size < 4 ? 1 : 4) * 32);
-  } else {
-    const int64_t zones = layout.value_dim / (narrow ? 32 : 16);
-    steps =
-        chunks * (layout.head_dim / 16 * (group_size == 1 ? 1 : 4) + zones * (group_size == 1 ? 8
-                                                                              : narrow        ? 32
-                                                                                       : 16));
-  }
-  return static_cast<int32_t>(
-      std::clamp<int64_t>((lines + steps - 1) / std::max<int64_t>(steps, 1), 1, 8));
-}
-
-void Prepare(const AttendArgs& args, const AttendResult& result, AttendState* s) {
+void Prepare(const AttendArgs& args, const AttendResult& result, const PrefetchSchedule* schedule,
+             AttendState* s) {
   const TileLayout& layout = *args.layout;
   s->args = &args;
   s->result = &result;
@@ -171,7 +147,8 @@ void Prepare(const AttendArgs& args, const AttendResult& result, AttendState* s)
   s->value_levels = layout.value_format == ValueFormat::kV4   ? 15.0f
                     : layout.value_format == ValueFormat::kV8 ? 255.0f
                                                               : 0.0f;
-  s->prefetch_lines = PrefetchLines(layout, args.group_size);
+  s->key_lines = schedule == nullptr ? -1 : schedule->key_lines;
+  s->value_lines = schedule == nullptr ? -1 : schedule->value_lines;
   s->value_radius = 0;
   s->witness_table = SharedWitnessTable();
   const int64_t heads = args.group_size;
@@ -299,10 +276,10 @@ int64_t AttendWorkspaceBytes(const AttendArgs& args) {
 }
 
 void AttendWith(const AttendKernels& kernels, const AttendArgs& args, const AttendResult& result,
-                void* workspace) {
+                void* workspace, const PrefetchSchedule* schedule) {
   Arena arena(workspace);
   AttendState* state = LayOut(args, &arena);
-  Prepare(args, result, state);
+  Prepare(args, result, schedule, state);
   kernels.run(state);
   for (int g = 0; g < args.group_size; ++g) {
     // The sink's atom takes part in FinishAtoms' sweep and is then written over.
@@ -315,7 +292,7 @@ void AttendWith(const AttendKernels& kernels, const AttendArgs& args, const Atte
 }
 
 void Attend(CpuIsa isa, const AttendArgs& args, const AttendResult& result, void* workspace) {
-  AttendWith(KernelsOf(isa), args, result, workspace);
+  AttendWith(KernelsOf(isa), args, result, workspace, nullptr);
 }
 
 }  // namespace certkv::cpu

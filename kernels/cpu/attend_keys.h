@@ -27,12 +27,20 @@
 
 namespace certkv::cpu {
 
-// Sub-blocks that a score loop takes at once: as many as its accumulators fit.
-template <typename V, int kHeads, int kRegisters>
-constexpr int SubBlocksAtOnce() {
-  constexpr int kPerSubBlock = kHeads * kRegisters * (kSubBlockTokens / V::kLanes);
-  constexpr int kFit = V::kAccumulators / kPerSubBlock;
-  return kFit >= 4 ? 4 : kFit >= 2 ? 2 : 1;
+// Sub-blocks that a score loop over `heads` heads takes at once: as many as fit its accumulators,
+// of which each head and vector takes `registers`.
+template <typename V>
+constexpr int SubBlocksAtOnce(int heads, int registers, int accumulators) {
+  const int fit = accumulators / (heads * registers * (kSubBlockTokens / V::kLanes));
+  return fit >= 4 ? 4 : fit >= 2 ? 2 : 1;
+}
+template <typename V>
+constexpr int AffineSubBlocks(int heads) {
+  return SubBlocksAtOnce<V>(heads, V::kDotRegisters, V::kDotAccumulators);
+}
+template <typename V>
+constexpr int FloatSubBlocks(int heads) {
+  return SubBlocksAtOnce<V>(heads, 1, V::kAccumulators);
 }
 
 // Widens the tile's scales and middle keys. Returns an upper bound on ||m||, up to rounding.
@@ -48,7 +56,7 @@ float LoadScales(AttendState& s, const uint8_t* scan) {
     const typename V::F middle = V::MulAdd(scales, centre, V::LoadF16(zero + i));
     V::Store(s.tile_scale + i, scales);
     V::Store(s.tile_middle + i, middle);
-    sum = V::MulAdd(middle, middle, sum);
+    if constexpr (V::kCertified) sum = V::MulAdd(middle, middle, sum);
   }
   return __builtin_sqrtf(V::ReduceAdd(sum));
 }
@@ -77,7 +85,7 @@ template <typename V>
       const typename V::F magnitude = V::Abs(x);
       V::Store(folded + at, x);
       max = V::Max(max, magnitude);
-      sums[v] = V::Add(sums[v], magnitude);
+      if constexpr (V::kCertified) sums[v] = V::Add(sums[v], magnitude);
       middles[v] = V::MulAdd(q, V::Load(s.tile_middle + at), middles[v]);
     });
   }
@@ -108,6 +116,7 @@ template <typename V>
   s.term_base[g] = reduced[1];
   s.term_bias[g] = -128 * V::ReduceAddI(term_sum);
 
+  if constexpr (!V::kCertified) return {0.0f, 0.0f};
   const float d = static_cast<float>(s.head_dim);
   const float rounding = tiny ? 128.0f * sum : 65.0f * d * unit;
   const float product = s.heads[g].query_norm * middle_norm;
@@ -125,64 +134,73 @@ struct KeyPlanes {
   int64_t fine_step;
 };
 
-// The 16 channels that one step of a score loop takes are two groups of 8, each with even and odd
-// codes: quads 0 to 3.
-template <typename V, KeyFormat kFormat, int kQuad>
-[[gnu::always_inline]] inline typename V::I QuadCodes(typename V::I coarse, typename V::I fine) {
-  constexpr int kGroup = kQuad / 2;
-  constexpr bool kOdd = kQuad % 2 == 1;
-  const typename V::I upper = kOdd ? coarse : V::template ShiftLeft16<4>(coarse);
+// Codes of one vector of tokens and 8 channels: quad kOdd holds the even or the odd channels of the
+// group, one token in each dword. kGroup says which half of K6's fine plane the group has.
+template <typename V, KeyFormat kFormat, int kGroup, bool kOdd>
+[[gnu::always_inline]] inline typename V::I QuadCodes(const uint8_t* coarse, const uint8_t* fine) {
   const typename V::I upper_mask = V::SetI(static_cast<int32_t>(0xf0f0f0f0));
+  const typename V::I coarse_codes = V::LoadI(coarse);
+  const typename V::I upper = kOdd ? coarse_codes : V::template ShiftLeft16<4>(coarse_codes);
   if constexpr (kFormat == KeyFormat::kK4) return V::AndI(upper, upper_mask);
+  const typename V::I fine_codes = V::LoadI(fine);
   if constexpr (kFormat == KeyFormat::kK6) {
     // 2-bit codes at bits 0, 2, 4, 6 of a byte: (group 0, even), (1, even), (0, odd), (1, odd).
     constexpr int kBit = 4 * kOdd + 2 * kGroup;
     typename V::I pair;
     if constexpr (kBit == 0) {
-      pair = V::template ShiftLeft16<2>(fine);
-    } else if constexpr (kBit == 2) {
-      pair = fine;
+      pair = V::template ShiftLeft16<2>(fine_codes);
     } else {
-      pair = V::template ShiftRight16<kBit - 2>(fine);
+      pair = V::template ShiftRight16<kBit - 2>(fine_codes);
     }
-    return V::Select(upper_mask, upper, V::AndI(pair, V::SetI(0x0c0c0c0c)));
+    return V::OrI(V::AndI(upper, upper_mask), V::AndI(pair, V::SetI(0x0c0c0c0c)));
   }
-  return V::Select(upper_mask, upper, kOdd ? V::template ShiftRight16<4>(fine) : fine);
+  const typename V::I lower = kOdd ? V::template ShiftRight16<4>(fine_codes) : fine_codes;
+  return V::Select(upper_mask, upper, lower);
 }
 
-template <typename V, KeyFormat kFormat>
-struct StepCodes {
-  typename V::I coarse[2];
-  typename V::I fine[2];
+// Bytes of the fine plane that 16 channels of a sub-block take.
+template <KeyFormat kFormat>
+inline constexpr int kFineStepBytes = kFormat == KeyFormat::kK6   ? 64
+                                      : kFormat == KeyFormat::kK4 ? 0
+                                                                  : 128;
 
-  // Of vector v of a sub-block, channels 16 j to 16 j + 15.
-  [[gnu::always_inline]] void Load(const uint8_t* coarse_plane, const uint8_t* fine_plane, int j,
-                                   int v) {
-    const int64_t at = int64_t{128} * j + 4 * V::kLanes * v;
-    coarse[0] = V::LoadI(coarse_plane + at);
-    coarse[1] = V::LoadI(coarse_plane + at + 64);
-    if constexpr (kFormat == KeyFormat::kK8 || kFormat == KeyFormat::kFp8E4m3) {
-      fine[0] = V::LoadI(fine_plane + at);
-      fine[1] = V::LoadI(fine_plane + at + 64);
-    } else if constexpr (kFormat == KeyFormat::kK6) {
-      fine[0] = fine[1] = V::LoadI(fine_plane + int64_t{64} * j + 4 * V::kLanes * v);
-    } else {
-      fine[0] = fine[1] = V::ZeroI();
-    }
-  }
-  template <int kQuad>
-  [[gnu::always_inline]] typename V::I Quad() const {
-    return QuadCodes<V, kFormat, kQuad>(coarse[kQuad / 2], fine[kQuad / 2]);
-  }
-};
+// Adds the products of one group of 8 channels to the dots of kHeads heads and kVectors vectors of
+// tokens. `coarse` and `fine` point at the group in the first vector's sub-block; `terms` at those
+// of the first head.
+template <typename V, KeyFormat kFormat, int kGroup, int kHeads, int kVectors>
+[[gnu::always_inline]] inline void ScoreGroup(const KeyPlanes& planes, const uint8_t* coarse,
+                                              const uint8_t* fine, const int32_t* terms,
+                                              typename V::Dot* dots) {
+  constexpr int kPerSubBlock = kSubBlockTokens / V::kLanes;
+  Unroll<2>([&](auto odd) __attribute__((always_inline)) {
+    constexpr bool kOdd = decltype(odd)::value == 1;
+    typename V::I quads[kVectors];
+    Unroll<kVectors>([&](auto v) __attribute__((always_inline)) {
+      constexpr int kSub = decltype(v)::value / kPerSubBlock;
+      constexpr int kBytes = decltype(v)::value % kPerSubBlock * (4 * V::kLanes);
+      quads[v] = QuadCodes<V, kFormat, kGroup, kOdd>(coarse + kSub * planes.coarse_step + kBytes,
+                                                     fine + kSub * planes.fine_step + kBytes);
+    });
+    Unroll<V::kQuadParts>([&](auto part) __attribute__((always_inline)) {
+      typename V::I parts[kVectors];
+      Unroll<kVectors>([&](auto v) __attribute__((always_inline)) {
+        parts[v] = V::template QuadPart<decltype(part)::value>(quads[v]);
+      });
+      Unroll<kHeads * kVectors>([&](auto k) __attribute__((always_inline)) {
+        constexpr int kHead = decltype(k)::value / kVectors;
+        V::template Accumulate<decltype(part)::value>(dots[k], parts[k % kVectors],
+                                                      terms + kHead * kTermRow + 2 * kOdd);
+      });
+    });
+  });
+}
 
 // Logits of kHeads heads from `head`, all sub-blocks.
 template <typename V, KeyFormat kFormat, int kHeads>
 void ScoreAffine(AttendState& s, const KeyPlanes& planes, int head, Prefetcher<V>& cursor) {
   Prefetcher<V> prefetch = cursor;  // in registers
-  constexpr int kSubBlocks = SubBlocksAtOnce<V, kHeads, V::kDotRegisters>();
-  constexpr int kPerSubBlock = kSubBlockTokens / V::kLanes;
-  constexpr int kVectors = kSubBlocks * kPerSubBlock;
+  constexpr int kSubBlocks = AffineSubBlocks<V>(kHeads);
+  constexpr int kVectors = kSubBlocks * (kSubBlockTokens / V::kLanes);
   const int32_t* head_terms = s.terms + head * kTermRow;
   const int steps = s.head_dim / 16;
   for (int b = 0; b < kSubBlocksPerTile; b += kSubBlocks) {
@@ -191,25 +209,17 @@ void ScoreAffine(AttendState& s, const KeyPlanes& planes, int head, Prefetcher<V
     typename V::Dot dots[kHeads * kVectors];
     Unroll<kHeads * kVectors>([&](auto k)
                                   __attribute__((always_inline)) { dots[k] = V::ZeroDot(); });
+    const int32_t* terms = head_terms;
     for (int j = 0; j < steps; ++j) {
-      prefetch.Step();
-      const int32_t* terms = head_terms + 8 * j;
-      StepCodes<V, kFormat> codes[kVectors];
-      Unroll<kVectors>([&](auto v) __attribute__((always_inline)) {
-        constexpr int kSub = decltype(v)::value / kPerSubBlock;
-        codes[v].Load(coarse + kSub * planes.coarse_step, fine + kSub * planes.fine_step, j,
-                      v % kPerSubBlock);
-      });
-      Unroll<4>([&](auto quad) __attribute__((always_inline)) {
-        typename V::Codes split[kVectors];
-        Unroll<kVectors>([&](auto v) __attribute__((always_inline)) {
-          split[v] = V::SplitCodes(codes[v].template Quad<decltype(quad)::value>());
-        });
-        Unroll<kHeads * kVectors>([&](auto k) __attribute__((always_inline)) {
-          constexpr int kHead = decltype(k)::value / kVectors;
-          V::Accumulate(dots[k], split[k % kVectors], terms + kHead * kTermRow + 2 * quad);
-        });
-      });
+      prefetch.KeyStep();
+      ScoreGroup<V, kFormat, 0, kHeads, kVectors>(planes, coarse, fine, terms, dots);
+      prefetch.KeyStep();
+      constexpr int kNext = kFormat == KeyFormat::kK6 ? 0 : kFineStepBytes<kFormat> / 2;
+      ScoreGroup<V, kFormat, 1, kHeads, kVectors>(planes, coarse + 64, fine + kNext, terms + 4,
+                                                  dots);
+      coarse += 128;
+      fine += kFineStepBytes<kFormat>;
+      terms += 8;
     }
     Unroll<kHeads * kVectors>([&](auto k) __attribute__((always_inline)) {
       const int g = head + k / kVectors;
@@ -237,13 +247,16 @@ void ScoreFp8(AttendState& s, const KeyPlanes& planes, int head, float key_scale
     typename V::F low[kHeads];
     typename V::F high[kHeads];
     Unroll<kHeads>([&](auto h) __attribute__((always_inline)) { low[h] = high[h] = V::Zero(); });
+    const int64_t bytes_before = n % kPerSubBlock * (4 * V::kLanes);
+    const uint8_t* coarse = planes.coarse + b * planes.coarse_step + bytes_before;
+    const uint8_t* fine = planes.fine + b * planes.fine_step + bytes_before;
     for (int j = 0; j < s.head_dim / 16; ++j) {
-      prefetch.Step();
-      StepCodes<V, KeyFormat::kFp8E4m3> codes;
-      codes.Load(planes.coarse + b * planes.coarse_step, planes.fine + b * planes.fine_step, j,
-                 n % kPerSubBlock);
+      prefetch.KeyStep();
       Unroll<8>([&](auto half) __attribute__((always_inline)) {
-        const typename V::I bytes = codes.template Quad<decltype(half)::value / 2>();
+        constexpr int kQuad = decltype(half)::value / 2;
+        const int64_t at = int64_t{128} * j + 64 * (kQuad / 2);
+        const typename V::I bytes =
+            QuadCodes<V, KeyFormat::kFp8E4m3, 0, kQuad % 2 == 1>(coarse + at, fine + at);
         const typename V::I words = half % 2 == 0 ? V::AndI(bytes, V::SetI(0x00ff00ff))
                                                   : V::template ShiftRight16<8>(bytes);
         const typename V::I f16 = V::OrI(V::AndI(V::template ShiftLeft16<7>(words), magnitude_mask),
@@ -274,7 +287,7 @@ template <typename V, bool kBf16>
 template <typename V, bool kBf16, int kHeads>
 void Score16Bit(AttendState& s, const KeyPlanes& planes, int head, Prefetcher<V>& cursor) {
   Prefetcher<V> prefetch = cursor;  // in registers
-  constexpr int kSubBlocks = SubBlocksAtOnce<V, kHeads, 1>();
+  constexpr int kSubBlocks = FloatSubBlocks<V>(kHeads);
   constexpr int kPerSubBlock = kSubBlockTokens / V::kLanes;
   constexpr int kVectors = kSubBlocks * kPerSubBlock;
   const float* queries = s.queries + head * kRow;
@@ -283,7 +296,7 @@ void Score16Bit(AttendState& s, const KeyPlanes& planes, int head, Prefetcher<V>
     typename V::F sums[kHeads * kVectors];
     Unroll<kHeads * kVectors>([&](auto k) __attribute__((always_inline)) { sums[k] = V::Zero(); });
     for (int i = 0; i < s.head_dim; i += 2) {
-      prefetch.Step();
+      prefetch.KeyStep();
       Unroll<2>([&](auto u) __attribute__((always_inline)) {
         typename V::F keys[kVectors];
         Unroll<kVectors>([&](auto v) __attribute__((always_inline)) {

@@ -6,6 +6,7 @@
 
 #include "kernels/cpu/attend_keys.h"
 #include "kernels/cpu/attend_math.h"
+#include "kernels/cpu/attend_schedule.h"
 #include "kernels/cpu/attend_softmax.h"
 #include "kernels/cpu/attend_state.h"
 #include "kernels/cpu/attend_values.h"
@@ -92,10 +93,6 @@ HeadWidth ScoreOriginals(AttendState& s, const uint16_t* rows, int64_t stride, i
   return width;
 }
 
-[[gnu::always_inline]] inline bool IsAffineFormat(KeyFormat format) {
-  return format == KeyFormat::kK8 || format == KeyFormat::kK6 || format == KeyFormat::kK4;
-}
-
 // Logits and widths of all heads for a tile.
 template <typename V>
 void ScoreTile(AttendState& s, const Unit& unit, const UnitSources& sources, HeadWidth* widths,
@@ -110,7 +107,7 @@ void ScoreTile(AttendState& s, const Unit& unit, const UnitSources& sources, Hea
   const bool exact = layout.key_format == KeyFormat::kF16 || layout.key_format == KeyFormat::kBf16;
   const bool any_stored = (sources.all & kSourceOriginalKeys) == 0;
   const float middle_norm = affine && any_stored ? LoadScales<V>(s, tile.scan) : 0.0f;
-  if (layout.witness_bands > 0 && any_stored) LoadWitness<V>(s, tile.scan);
+  if (V::kCertified && layout.witness_bands > 0 && any_stored) LoadWitness<V>(s, tile.scan);
 
   for (int g = 0; g < args.group_size; ++g) {
     HeadWidth& width = widths[g];
@@ -129,7 +126,8 @@ void ScoreTile(AttendState& s, const Unit& unit, const UnitSources& sources, Hea
       width.slack = reach <= kReachMax ? roundings * kUnitRoundoff * reach : __builtin_inff();
     }
     for (float& r : width.residual) r = residual;
-    if (layout.witness_bands > 0) ApplyWitness<V>(s, g, header->witness_exponent, width.residual);
+    if (V::kCertified && layout.witness_bands > 0)
+      ApplyWitness<V>(s, g, header->witness_exponent, width.residual);
   }
 
   const bool mixed = (sources.any & kSourceOriginalKeys) != 0;
@@ -158,6 +156,7 @@ void BoundHead(AttendState& s, int g, const Unit& unit, const HeadWidth& width) 
   for (int t = 0; t < first; ++t) scores[t] = -__builtin_inff();
   for (int t = unit.last; t < kTileTokens; ++t) scores[t] = -__builtin_inff();
   if (poisoned) s.heads[g].poisoned = true;
+  if constexpr (!V::kCertified) return;
 
   float* half_widths = s.result->logit_half_width + int64_t{g} * s.atom_count + unit.first_atom;
   const int atom_tokens = kTileTokens / unit.atoms;
@@ -198,6 +197,7 @@ void LoadValueScales(const AttendState& s, const AttendTile& tile, Unit* unit) {
       zero_max = V::Max(zero_max, V::Abs(zero));
     }
   }
+  if constexpr (!V::kCertified) return;
   uint16_t eta_bits[V::kLanes] = {};
   float eta[V::kLanes];
   for (int b = 0; b < kSubBlocksPerTile; ++b) eta_bits[b] = header->value_error_bound[b];
@@ -349,7 +349,7 @@ void RunTail(AttendState& s, int chunk) {
   }
   rows.stride = args.tail_value_stride;
   rows.count = count;
-  Prefetcher<V> none = {nullptr, nullptr, nullptr, nullptr, 0};
+  Prefetcher<V> none = {nullptr, nullptr, nullptr, nullptr, 0, 0};
   for (int head = 0; head < args.group_size; head += V::kChunkHeads) {
     const int left = args.group_size - head;
     AddOriginalValues<V>(s, rows, head, left < V::kChunkHeads ? left : V::kChunkHeads, none);
@@ -361,10 +361,12 @@ void Run(AttendState* state) {
   AttendState& s = *state;
   const AttendArgs& args = *s.args;
   const TileLayout& layout = *args.layout;
+  if (s.key_lines < 0) SetPrefetchLines<V>(state);
   for (int t = s.tile_begin; t < s.tile_end; ++t) {
     const AttendTile& next = args.tiles[t + 1 < s.tile_end ? t + 1 : t];
-    Prefetcher<V> prefetch = {next.scan, next.scan + layout.scan_bytes, next.detail,
-                              next.detail + layout.detail_bytes, s.prefetch_lines};
+    Prefetcher<V> prefetch = {next.scan,   next.scan + layout.scan_bytes,
+                              next.detail, next.detail + layout.detail_bytes,
+                              s.key_lines, s.value_lines};
     RunTile<V>(s, t, prefetch);
   }
   const int64_t tail_begin = int64_t{args.tile_count} * kTileTokens;
@@ -397,6 +399,7 @@ template <typename V, typename Body>
 
 template <typename V>
 void FinishAtoms(const AttendState* state) {
+  if constexpr (!V::kCertified) return;
   const AttendState& s = *state;
   const int tile_count = s.args->tile_count;
   for (int g = 0; g < s.args->group_size; ++g) {

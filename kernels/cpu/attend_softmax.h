@@ -159,7 +159,7 @@ template <typename V>
       rounded[v] = V::ToInt(V::Mul(weights[k], inverse));
       const typename V::F left = V::NegMulAdd(V::ToFloat(rounded[v]), units, weights[k]);
       lost = V::Add(lost, left);
-      error = V::Add(error, V::Abs(left));
+      if constexpr (V::kCertified) error = V::Add(error, V::Abs(left));
     });
     V::StoreWords(s.weights + g * kTileTokens + b * kSubBlockTokens, rounded);
   });
@@ -168,6 +168,7 @@ template <typename V>
   V::ReduceAdd4(zeros, error, zeros, error, sums);
   s.weight_unit[g] = unit_weight;
   head.zero += sums[0];
+  if constexpr (!V::kCertified) return;
   head.weight_error +=
       double{sums[1]} * (1 + 0x1p-16) + double{unit_weight} * (kTileTokens * kWeightErrorSlack);
 }
@@ -208,7 +209,7 @@ template <typename V>
   } else {
     ExponentiateFaint<V>(s, g, unit, tops, w, refs, &skipped, &eta);
   }
-  WriteAtoms(s, g, unit, tops, w.mass, refs);
+  if constexpr (V::kCertified) WriteAtoms(s, g, unit, tops, w.mass, refs);
 
   float read_mass[kSubBlocksPerTile];
   for (int b = 0; b < kSubBlocksPerTile; ++b) {
@@ -219,18 +220,19 @@ template <typename V>
   head.skipped += skipped;
   if (quantized_values) {
     // A weight that vanished must not hide an infinite eta.
-    for (int b = 0; b < kSubBlocksPerTile; ++b) eta += (read_mass[b] + 0x1p-140) * unit.eta[b];
-    head.rotated_reach += double{total} * unit.rotated_reach;
+    for (int b = 0; V::kCertified && b < kSubBlocksPerTile; ++b)
+      eta += (read_mass[b] + 0x1p-140) * unit.eta[b];
+    if constexpr (V::kCertified) head.rotated_reach += double{total} * unit.rotated_reach;
     RoundWeights<V>(s, g, unit, w);
   } else {
     eta = 0;
-    head.plain_reach += double{total} * unit.plain_reach;
+    if constexpr (V::kCertified) head.plain_reach += double{total} * unit.plain_reach;
     Unroll<TileWeights<V>::kVectors>([&](auto k) __attribute__((always_inline)) {
       V::Store(scores + k * V::kLanes, w.p[k]);
     });
   }
   head.eta += eta;
-  if (unit.tile >= 0) {
+  if (V::kCertified && unit.tile >= 0) {
     const int64_t at = int64_t{g} * s.args->tile_count + unit.tile;
     s.result->tile_value_error[at] = static_cast<float>(eta > 0 ? eta + 0x1p-126 : 0.0);
     s.tile_ref[at] = head.ref;

@@ -53,9 +53,10 @@ struct AttendState {
   int32_t tile_end;
   float code_centre;  // AffineDepth of the key format
   float code_half_range;
-  float value_levels;      // 15, 255, or 0 for 16-bit values
-  int32_t prefetch_lines;  // cache lines per inner step
-  float value_radius;      // running maximum of ||v||_2
+  float value_levels;   // 15, 255, or 0 for 16-bit values
+  int32_t key_lines;    // cache lines to prefetch per step of the score loops, or -1: not set
+  int32_t value_lines;  // and of the value loops
+  float value_radius;   // running maximum of ||v||_2
   HeadState heads[kGroupSizeMax];
 
   // Workspace arrays, G = group_size rows unless said otherwise.
@@ -94,9 +95,16 @@ extern const AttendKernels kAttendPortable;
 extern const AttendKernels kAttendAvx2;
 extern const AttendKernels kAttendAvx512;
 
-// Attend with given kernels; `Attend` of cpu.h chooses them.
+// Cache lines that one step of the loops over keys and over values asks for, each in [0, 8].
+struct PrefetchSchedule {
+  int32_t key_lines;
+  int32_t value_lines;
+};
+
+// Attend with given kernels; `Attend` of cpu.h chooses them. A null schedule is the kernels' own;
+// benchmarks try others.
 void AttendWith(const AttendKernels& kernels, const AttendArgs& args, const AttendResult& result,
-                void* workspace);
+                void* workspace, const PrefetchSchedule* schedule);
 
 }  // namespace certkv::cpu
 

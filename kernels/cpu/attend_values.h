@@ -68,7 +68,7 @@ template <typename V, int kBits, int kHeads, int kSlices, int kFirst, int kCount
     const uint8_t* dwords = plane.sub_block[b] + int64_t{4} * V::kLanes * slice;
     const int16_t* weights = s.weights + head * kTileTokens + b * kSubBlockTokens;
     for (int pair = 0; pair < kSubBlockTokens / 2; pair += 2) {
-      prefetch.Step();
+      prefetch.ValueStep();
       Unroll<2>([&](auto u) __attribute__((always_inline)) {
         const uint8_t* at = dwords + (pair + u) * plane.pair_bytes;
         Unroll<kSlices>([&](auto z) __attribute__((always_inline)) {
@@ -101,11 +101,23 @@ template <typename V, int kBits, int kHeads, int kSlices, int kFirst, int kCount
   });
 }
 
+// Whether the codes of a word are taken in two passes, for want of accumulators, and how many
+// slices a pass takes.
+template <typename V, int kBits>
+constexpr bool TwoPasses(int heads) {
+  return kBits == 4 && heads * kCodesPerWord<kBits> > V::kAccumulators;
+}
+template <typename V, int kBits>
+constexpr int SlicesAtOnce(int heads) {
+  const int fit = V::kAccumulators / (heads * kCodesPerWord<kBits>);
+  return fit >= 4 ? 4 : fit >= 2 ? 2 : 1;
+}
+
 template <typename V, int kBits, int kHeads, int kSlices, bool kPartial>
 [[gnu::always_inline]] inline void AddAllCodes(AttendState& s, const ValuePlane& plane, int head,
                                                int slice, Prefetcher<V>& prefetch) {
   constexpr int kCodes = kCodesPerWord<kBits>;
-  if constexpr (kHeads * kSlices * kCodes <= V::kAccumulators || kCodes == 2) {
+  if constexpr (!TwoPasses<V, kBits>(kHeads)) {
     AddSlices<V, kBits, kHeads, kSlices, 0, kCodes, kPartial>(s, plane, head, slice, prefetch);
   } else {
     AddSlices<V, kBits, kHeads, kSlices, 0, 2, kPartial>(s, plane, head, slice, prefetch);
@@ -115,8 +127,7 @@ template <typename V, int kBits, int kHeads, int kSlices, bool kPartial>
 
 template <typename V, int kBits, int kHeads>
 void AddQuantizedValues(AttendState& s, const ValuePlane& plane, int head, Prefetcher<V>& cursor) {
-  constexpr int kFit = V::kAccumulators / (kHeads * kCodesPerWord<kBits>);
-  constexpr int kSlices = kFit >= 4 ? 4 : kFit >= 2 ? 2 : 1;
+  constexpr int kSlices = SlicesAtOnce<V, kBits>(kHeads);
   Prefetcher<V> prefetch = cursor;  // in registers
   const int slice_bytes = 4 * V::kLanes;
   const int whole = static_cast<int>(plane.pair_bytes) / slice_bytes;
@@ -157,7 +168,7 @@ template <typename V, bool kBf16, int kHeads, int kVectors>
     const int left = rows.count - begin;
     const int tokens = left < kSubBlockTokens ? left : kSubBlockTokens;
     for (int t = 0; t < tokens; ++t, row += rows.stride) {
-      if (t % 2 == 0) prefetch.Step();
+      if (t % 2 == 0) prefetch.ValueStep();
       typename V::F values[kVectors];
       Unroll<kVectors>([&](auto v) __attribute__((always_inline)) {
         values[v] = Load16<V, kBf16>(row + v * V::kLanes);
@@ -188,10 +199,16 @@ template <typename V, bool kBf16, int kHeads, int kVectors>
   }
 }
 
+// Vectors of a row that the loop over `heads` heads takes at once.
+template <typename V>
+constexpr int RowVectors(int heads) {
+  const int fit = V::kAccumulators / heads;
+  return fit >= 8 ? 8 : fit >= 4 ? 4 : fit >= 2 ? 2 : 1;
+}
+
 template <typename V, bool kBf16, int kHeads>
 void AddRowValues(AttendState& s, const ValueRows& rows, int head, Prefetcher<V>& cursor) {
-  constexpr int kFit = V::kAccumulators / kHeads;
-  constexpr int kVectors = kFit >= 8 ? 8 : kFit >= 4 ? 4 : kFit >= 2 ? 2 : 1;
+  constexpr int kVectors = RowVectors<V>(kHeads);
   Prefetcher<V> prefetch = cursor;  // in registers
   AddRowsFrom<V, kBf16, kHeads, kVectors>(s, rows, head, 0, prefetch);
   cursor = prefetch;

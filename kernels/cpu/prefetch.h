@@ -7,24 +7,59 @@
 
 namespace certkv::cpu {
 
+// Most lines that one step asks for.
+inline constexpr int kPrefetchLinesMax = 8;
+
 template <typename V>
 struct Prefetcher {
   const uint8_t* at;
   const uint8_t* end;
   const uint8_t* next_begin;  // a second range, after the first
   const uint8_t* next_end;
-  int lines;  // cache lines per step
+  // Cache lines per step of the loops over keys and over values, at most kPrefetchLinesMax.
+  int key_lines;
+  int value_lines;
 
   // Past the second range the cursor starts it again: lines that are in the cache cost nothing,
   // lines beyond the range would.
-  [[gnu::always_inline]] void Step() {
-    for (int i = 0; i < lines; ++i) V::Prefetch(at + 64 * i);
+  [[gnu::always_inline]] void Step(int lines) {
+    const uint8_t* p = at - 64 * (kPrefetchLinesMax - lines);
+    switch (lines) {
+      case 8:
+        V::Prefetch(p);
+        [[fallthrough]];
+      case 7:
+        V::Prefetch(p + 64);
+        [[fallthrough]];
+      case 6:
+        V::Prefetch(p + 128);
+        [[fallthrough]];
+      case 5:
+        V::Prefetch(p + 192);
+        [[fallthrough]];
+      case 4:
+        V::Prefetch(p + 256);
+        [[fallthrough]];
+      case 3:
+        V::Prefetch(p + 320);
+        [[fallthrough]];
+      case 2:
+        V::Prefetch(p + 384);
+        [[fallthrough]];
+      case 1:
+        V::Prefetch(p + 448);
+        [[fallthrough]];
+      default:
+        break;
+    }
     at += 64 * lines;
     if (__builtin_expect(at >= end, 0)) {
       at = next_begin;
       end = next_end;
     }
   }
+  [[gnu::always_inline]] void KeyStep() { Step(key_lines); }
+  [[gnu::always_inline]] void ValueStep() { Step(value_lines); }
 };
 
 }  // namespace certkv::cpu

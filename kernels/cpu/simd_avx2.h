@@ -17,10 +17,14 @@ struct Avx2Simd {
   using F = __m256;
   using I = __m256i;
   static constexpr int kLanes = 8;
+  // False in benchmarks only: kernels without the work of the certificate, to price it.
+  static constexpr bool kCertified = true;
   // Heads that share one unpacking of the codes.
   static constexpr int kChunkHeads = 4;
-  // Registers that a loop may keep accumulators in, and how many of them a Dot takes.
+  // Registers that a loop may keep accumulators in; in loops over key codes, which need more
+  // temporaries, and how many of them a Dot takes there.
   static constexpr int kAccumulators = 8;
+  static constexpr int kDotAccumulators = 4;
   static constexpr int kDotRegisters = 1;
 
   // Floats.
@@ -113,9 +117,13 @@ struct Avx2Simd {
   [[gnu::always_inline]] static I ShiftRight32(I x) {
     return _mm256_srli_epi32(x, kBits);
   }
-  // acc + (signed word products, summed in pairs).
+  // acc + (signed word products, summed in pairs). The empty asm keeps the sum in a register at
+  // this point: gcc would otherwise reassociate the additions of an unrolled loop, collect all
+  // products first and spill them.
   [[gnu::always_inline]] static I MulAddWords(I acc, I a, I b) {
-    return _mm256_add_epi32(acc, _mm256_madd_epi16(a, b));
+    acc = _mm256_add_epi32(acc, _mm256_madd_epi16(a, b));
+    __asm__("" : "+x"(acc));
+    return acc;
   }
   [[gnu::always_inline]] static F ToFloat(I x) { return _mm256_cvtepi32_ps(x); }
   // To nearest, ties to even.
@@ -158,21 +166,20 @@ struct Avx2Simd {
   // or the odd channels of a group of 8. Its terms are 2 dwords: here 16-bit words for the channels
   // (0, 4) and (2, 6) of the quad's half, so that code words need no shuffle.
   static constexpr float kQueryTermMax = 32767.0f;
-  struct Codes {
-    I low;
-    I high;
-  };
+  // A quad is taken in kQuadParts parts, here its low and its high bytes.
+  static constexpr int kQuadParts = 2;
   struct Dot {
     I sum;
   };
-  [[gnu::always_inline]] static Codes SplitCodes(I x) {
-    return {_mm256_and_si256(x, _mm256_set1_epi16(255)), _mm256_srli_epi16(x, 8)};
-  }
   [[gnu::always_inline]] static Dot ZeroDot() { return {_mm256_setzero_si256()}; }
-  [[gnu::always_inline]] static void Accumulate(Dot& dot, const Codes& codes,
-                                                const int32_t* terms) {
-    dot.sum = MulAddWords(dot.sum, codes.low, _mm256_set1_epi32(terms[0]));
-    dot.sum = MulAddWords(dot.sum, codes.high, _mm256_set1_epi32(terms[1]));
+  template <int kPart>
+  [[gnu::always_inline]] static I QuadPart(I x) {
+    return kPart == 0 ? _mm256_and_si256(x, _mm256_set1_epi16(255)) : _mm256_srli_epi16(x, 8);
+  }
+  // `terms` are those of the quad.
+  template <int kPart>
+  [[gnu::always_inline]] static void Accumulate(Dot& dot, I part, const int32_t* terms) {
+    dot.sum = MulAddWords(dot.sum, part, _mm256_set1_epi32(terms[kPart]));
   }
   [[gnu::always_inline]] static I Total(const Dot& dot) { return dot.sum; }
   // Terms of 16 channels (two groups of 8, even then odd quads) from their rounded values.

@@ -17,8 +17,11 @@ struct Avx512Simd {
   using F = __m512;
   using I = __m512i;
   static constexpr int kLanes = 16;
+  // False in benchmarks only: kernels without the work of the certificate, to price it.
+  static constexpr bool kCertified = true;
   static constexpr int kChunkHeads = 4;
   static constexpr int kAccumulators = 16;
+  static constexpr int kDotAccumulators = 16;
   static constexpr int kDotRegisters = 2;
 
   [[gnu::always_inline]] static F Zero() { return _mm512_setzero_ps(); }
@@ -151,21 +154,22 @@ struct Avx512Simd {
   // [-128, 127]; 32639 = 127 * 256 + 127. The 2 dwords of a quad are its h bytes and its l bytes,
   // channels in order.
   static constexpr float kQueryTermMax = 32639.0f;
-  struct Codes {
-    I bytes;
-  };
+  static constexpr int kQuadParts = 1;
   struct Dot {
     I high;
     I low;
   };
-  [[gnu::always_inline]] static Codes SplitCodes(I x) { return {x}; }
   [[gnu::always_inline]] static Dot ZeroDot() {
     return {_mm512_setzero_si512(), _mm512_setzero_si512()};
   }
-  [[gnu::always_inline]] static void Accumulate(Dot& dot, const Codes& codes,
-                                                const int32_t* terms) {
-    dot.high = _mm512_dpbusd_epi32(dot.high, codes.bytes, _mm512_set1_epi32(terms[0]));
-    dot.low = _mm512_dpbusd_epi32(dot.low, codes.bytes, _mm512_set1_epi32(terms[1]));
+  template <int kPart>
+  [[gnu::always_inline]] static I QuadPart(I x) {
+    return x;
+  }
+  template <int kPart>
+  [[gnu::always_inline]] static void Accumulate(Dot& dot, I part, const int32_t* terms) {
+    dot.high = _mm512_dpbusd_epi32(dot.high, part, _mm512_set1_epi32(terms[0]));
+    dot.low = _mm512_dpbusd_epi32(dot.low, part, _mm512_set1_epi32(terms[1]));
   }
   [[gnu::always_inline]] static I Total(const Dot& dot) {
     return _mm512_add_epi32(_mm512_slli_epi32(dot.high, 8), dot.low);

@@ -98,7 +98,9 @@ absl::Status CheckTiles(const AttendArgs& args) {
   const int64_t first = args.token_begin / kTileTokens;
   const int64_t end =
       std::min<int64_t>(args.tile_count, (args.token_end + kTileTokens - 1) / kTileTokens);
+  constexpr int64_t kHeadersAhead = 16;  // each is a cache miss
   for (int64_t tile = first; tile < end; ++tile) {
+    if (tile + kHeadersAhead < end) __builtin_prefetch(args.tiles[tile + kHeadersAhead].scan);
     const AttendTile& data = args.tiles[tile];
     for (const uint8_t* record : {data.scan, data.detail}) {
       if (record == nullptr || reinterpret_cast<uintptr_t>(record) % kPlaneAlignment != 0) {
