@@ -38,7 +38,7 @@ class KeyRepair {
  private:
   double Score(int32_t block) const;
   double Contribution(double mass, double half_width) const;
-  double Predict(int32_t block_count);
+  double Predict(int32_t block_count, bool decide_only);
 
   const KeyRepairInput& input_;
   WorstCaseTvWorkspace* workspace_;
@@ -68,8 +68,9 @@ double KeyRepair::Score(int32_t block) const {
   return drop / static_cast<double>(std::max<int64_t>(1, input_.repair_bytes[block]));
 }
 
-// TV* with the first `block_count` blocks of the order repaired.
-double KeyRepair::Predict(int32_t block_count) {
+// TV* with the first `block_count` blocks of the order repaired, or any bound on its side of the
+// target.
+double KeyRepair::Predict(int32_t block_count, bool decide_only) {
   const auto count = static_cast<int32_t>(order_.size());
   for (int32_t k = 0; k < count; ++k) {
     const int32_t block = order_[k];
@@ -79,6 +80,7 @@ double KeyRepair::Predict(int32_t block_count) {
   }
   WorstCaseTvOptions options;
   options.tolerance = input_.tv_max;
+  options.decide_only = decide_only;
   return WorstCaseTv(
              TvAtoms<double, double>{input_.atoms.mass, half_width_, input_.atoms.top_token_mass},
              options, workspace_)
@@ -87,40 +89,40 @@ double KeyRepair::Predict(int32_t block_count) {
 
 RepairChoice KeyRepair::Choose() {
   const auto count = static_cast<int32_t>(input_.atoms.mass.size());
-  RepairChoice choice;
   order_.clear();
   if (input_.atoms.half_width.size() != input_.atoms.mass.size() ||
       input_.repaired_half_width.size() != input_.atoms.mass.size() ||
       (!input_.repair_bytes.empty() && input_.repair_bytes.size() != input_.atoms.mass.size())) {
-    return choice;
+    return {};
   }
   // Scores once, not in every comparison; the scratch is free until the first prediction.
   half_width_.resize(count);
   for (int32_t k = 0; k < count; ++k) half_width_[k] = Score(k);
   OrderByScore(
       count, [&](int32_t k) { return half_width_[k]; }, &order_);
-  const auto try_prefix = [&](int32_t block_count) {
-    const double predicted = Predict(block_count);
-    if (!(predicted <= input_.tv_max)) return false;
-    choice = {block_count, predicted, true};
+  double met_bound = kUnknownBound;  // of the prefix that met the target last
+  const auto meets = [&](int32_t block_count) {
+    const double bound = Predict(block_count, true);
+    if (!(bound <= input_.tv_max)) return false;
+    met_bound = bound;
     return true;
   };
-  if (try_prefix(0)) return choice;
-  int32_t too_few = 0;
-  int32_t enough = 1;
-  while (enough < count && !try_prefix(enough)) {
+  int32_t too_few = -1;
+  int32_t enough = 0;
+  while (enough < count && !meets(enough)) {
     too_few = enough;
-    enough *= 2;
+    enough = std::max(1, 2 * enough);
   }
   if (enough >= count) {
     enough = count;
-    if (!try_prefix(count)) return {count, Predict(count), false};
+    if (!meets(count)) return {count, Predict(count, false), false};
   }
   while (too_few + 1 < enough) {
     const int32_t middle = too_few + (enough - too_few) / 2;
-    (try_prefix(middle) ? enough : too_few) = middle;
+    (meets(middle) ? enough : too_few) = middle;
   }
-  return choice;
+  // The last prefix that met the target is the first `enough` blocks.
+  return {enough, std::min(Predict(enough, false), met_bound), true};
 }
 
 }  // namespace

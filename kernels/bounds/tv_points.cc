@@ -104,8 +104,10 @@ TvToken TvAtomBins::KeepToken(const TvToken& token) {
 void TvAtomBins::Deposit(int64_t atom, uint32_t bits, double mass) {
   const int32_t bin = BinOf(bits);
   if (!exact_) {
-    bins_[bin].Add(atom, mass, mass * std::bit_cast<float>(bits));
-    octaves_ |= OctaveBit(BinLowBits(bin));
+    // An unbounded half-width may be infinite or NaN; nobody asks for the moment of its bin.
+    bins_[bin].Add(atom, mass, bin == kUnboundedBin ? 0 : mass * std::bit_cast<float>(bits));
+    bits_min_ = std::min(bits_min_, bits);
+    bits_max_ = std::max(bits_max_, bits);
   } else if (bin == kUnboundedBin) {
     unbounded_mass_ += mass;
   } else {
@@ -131,16 +133,25 @@ bool TvAtomBins::AddPlainChunk(const Mass* mass, const Mass* top, const HalfWidt
              static_cast<int32_t>(c >= kLowest) & static_cast<int32_t>(c < kHighest);
   }
   if (plain == 0) return false;
-  uint64_t octaves = 0;
+  alignas(64) uint32_t bits[kChunkAtoms];
+  for (int32_t j = 0; j < kChunkAtoms; ++j) bits[j] = BitsOf(half_width[begin + j]);
+  // As int32: positive floats are in the order of their bits.
+  int32_t bits_min = std::numeric_limits<int32_t>::max();
+  int32_t bits_max = 0;
+  for (int32_t j = 0; j < kChunkAtoms; ++j) {
+    const auto b = static_cast<int32_t>(bits[j]);
+    bits_min = b < bits_min ? b : bits_min;
+    bits_max = b > bits_max ? b : bits_max;
+  }
+  bits_min_ = std::min(bits_min_, static_cast<uint32_t>(bits_min));
+  bits_max_ = std::max(bits_max_, static_cast<uint32_t>(bits_max));
   for (int32_t j = 0; j < kChunkAtoms; j += kLanes) {
     for (int32_t lane = 0; lane < kLanes; ++lane) {
       const double m = mass[begin + j + lane];
-      const uint32_t bits = BitsOf(half_width[begin + j + lane]);
-      bins_[(bits >> kBinShift) - kBinsBefore].Add(lane, m, m * std::bit_cast<float>(bits));
-      octaves |= OctaveBit(bits);
+      const double c = std::bit_cast<float>(bits[j + lane]);
+      bins_[(bits[j + lane] >> kBinShift) - kBinsBefore].lane[lane] += Moments{m, m * c};
     }
   }
-  octaves_ |= octaves;
   return true;
 }
 
@@ -174,6 +185,8 @@ bool TvAtomBins::Scan(const TvAtoms<Mass, HalfWidth>& atoms, double scale) {
   exact_ = count <= kExactAtomsMax;
   cell_count_ = refined_count_ = token_count_ = 0;
   token_mass_min_ = unbounded_mass_ = 0;
+  bits_min_ = std::numeric_limits<uint32_t>::max();
+  bits_max_ = 0;
   scale_ = scale;
   bool valid = true;
   int64_t begin = 0;
@@ -194,31 +207,29 @@ bool TvAtomBins::Scan(const TvAtoms<Mass, HalfWidth>& atoms, double scale) {
   return valid;
 }
 
-// Takes the sums out of the bins, in order, and leaves the bins 0.
+// Takes the sums out of the bins, in order, and leaves the bins 0. The first and the last cell end
+// where half-widths do, so that equal ones make a cell without width.
 void TvAtomBins::CollectCells() {
   if (exact_) {
     std::sort(cells_.begin(), cells_.begin() + cell_count_,
               [](const Cell& a, const Cell& b) { return a.low_bits < b.low_bits; });
     return;
   }
+  const uint32_t bits_end = BinOf(bits_max_) == kUnboundedBin ? bits_max_ : bits_max_ + 1;
   const auto collect = [&](int32_t bin) {
     Bin& sums = bins_[bin];
-    const auto [mass, moment] = sums.Total();
+    const Moments total = sums.Total();
     sums = Bin{};
-    if (mass == 0) return;
+    if (total[0] == 0) return;
     if (bin == kUnboundedBin) {
-      unbounded_mass_ = mass;
+      unbounded_mass_ = total[0];
     } else {
-      cells_[cell_count_++] = {BinLowBits(bin), BinLowBits(bin + 1), mass, moment};
+      cells_[cell_count_++] = {std::max(BinLowBits(bin), bits_min_),
+                               std::min(BinLowBits(bin + 1), bits_end), total[0], total[1]};
     }
   };
-  collect(0);
-  for (int32_t bin = 1; bin < kUnboundedBin; bin += kOctaveBins) {
-    if ((octaves_ & OctaveBit(BinLowBits(bin))) == 0) continue;
-    for (int32_t k = 0; k < kOctaveBins; ++k) collect(bin + k);
-  }
-  collect(kUnboundedBin);
-  octaves_ = 0;
+  if (bits_min_ > bits_max_) return;
+  for (int32_t bin = BinOf(bits_min_); bin <= BinOf(bits_max_); ++bin) collect(bin);
 }
 
 double TvAtomBins::SumMass() const {
@@ -369,9 +380,10 @@ bool TvAtomBins::Refine(const TvAtoms<Mass, HalfWidth>& atoms, double share, dou
 template <typename Mass, typename HalfWidth>
 void TvAtomBins::SplitCell(const TvAtoms<Mass, HalfWidth>& atoms, int32_t index) {
   const Cell cell = cells_[index];
-  const uint32_t width = cell.high_bits - cell.low_bits;  // a power of two
-  const int shift = std::max(0, std::countr_zero(width) - std::countr_zero(uint32_t{kPartsMax}));
-  const auto part_count = static_cast<int32_t>(width >> shift);
+  const uint32_t width = cell.high_bits - cell.low_bits;
+  const int shift = std::max(
+      0, static_cast<int>(std::bit_width(width - 1)) - std::countr_zero(uint32_t{kPartsMax}));
+  const auto part_count = static_cast<int32_t>((width - 1) >> shift) + 1;
   std::array<Bin, kPartsMax> parts{};
   // The tokens' atoms in order, so that each is met once on the way.
   std::array<TvToken, kTvHeavyTokensMax> tokens = tokens_;
@@ -391,10 +403,11 @@ void TvAtomBins::SplitCell(const TvAtoms<Mass, HalfWidth>& atoms, int32_t index)
   std::array<Cell, kPartsMax> filled;
   int32_t filled_count = 0;
   for (int32_t k = 0; k < part_count; ++k) {
-    const auto [mass, moment] = parts[k].Total();
-    if (!(mass > 0)) continue;
+    const Moments total = parts[k].Total();
+    if (!(total[0] > 0)) continue;
     const uint32_t low = cell.low_bits + (static_cast<uint32_t>(k) << shift);
-    filled[filled_count++] = {low, low + (1u << shift), mass, moment};
+    filled[filled_count++] = {low, std::min(low + (1u << shift), cell.high_bits), total[0],
+                              total[1]};
   }
   std::copy_backward(cells_.begin() + index + 1, cells_.begin() + cell_count_,
                      cells_.begin() + cell_count_ + filled_count - 1);

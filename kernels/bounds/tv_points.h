@@ -74,22 +74,15 @@ class TvAtomBins {
 
   static constexpr int32_t kChunkAtoms = 64;
 
-  struct Moments {
-    double mass = 0;
-    double moment = 0;  // sum m c
-  };
+  // Mass and moment, sum m c, side by side: one addition for both.
+  typedef double Moments __attribute__((vector_size(16)));
   struct alignas(64) Bin {
     std::array<Moments, kLanes> lane{};
 
     void Add(int64_t atom, double mass, double moment) {
-      Moments& sums = lane[static_cast<uint64_t>(atom) % kLanes];
-      sums.mass += mass;
-      sums.moment += moment;
+      lane[static_cast<uint64_t>(atom) % kLanes] += Moments{mass, moment};
     }
-    Moments Total() const {
-      return {(lane[0].mass + lane[1].mass) + (lane[2].mass + lane[3].mass),
-              (lane[0].moment + lane[1].moment) + (lane[2].moment + lane[3].moment)};
-    }
+    Moments Total() const { return (lane[0] + lane[1]) + (lane[2] + lane[3]); }
   };
   // A filled bin, or one exact atom (low_bits == high_bits).
   struct Cell {
@@ -105,7 +98,6 @@ class TvAtomBins {
 
   static int32_t BinOf(uint32_t bits);
   static uint32_t BinLowBits(int32_t bin);
-  static uint64_t OctaveBit(uint32_t bits) { return uint64_t{1} << (bits >> 23 & 63); }
   Edge EdgeAt(uint32_t bits) const;
   double ShrunkAtMiddle(const Cell& cell, double middle) const;
 
@@ -126,8 +118,9 @@ class TvAtomBins {
   void SplitCell(const TvAtoms<Mass, HalfWidth>& atoms, int32_t index);
 
   const Grid* grid_;
-  std::array<Bin, kBinCount> bins_{};      // all 0 between calls
-  uint64_t octaves_ = 0;                   // those with a bin in use
+  std::array<Bin, kBinCount> bins_{};  // all 0 between calls
+  uint32_t bits_min_ = 0;              // of the half-widths in the bins
+  uint32_t bits_max_ = 0;
   bool exact_ = false;                     // atoms are cells, not bins
   std::array<Cell, kCellCountMax> cells_;  // by ascending half-width
   int32_t cell_count_ = 0;

@@ -53,16 +53,18 @@ TvFixedPart FixTokens(const TvAtomBins& bins, int32_t heavy_count, uint32_t in_s
 
 // The maximum over all ways to place the `heavy_count` heaviest tokens. Gives up, with upper 1, as
 // soon as a value above `limit` is attained.
-TvRelaxationResult EnumerateHeavy(const TvAtomBins& bins, int32_t heavy_count, double gap,
-                                  double limit, TvPoints* points) {
+TvRelaxationResult EnumerateHeavy(const TvAtomBins& bins, int32_t heavy_count,
+                                  const WorstCaseTvOptions& options, double limit,
+                                  TvPoints* points) {
   bins.BuildPoints(heavy_count, points);
   TvRelaxationResult best;
   best.upper = 0;
   best.attained = -1;
   for (uint32_t in_set = 0; in_set < 1u << heavy_count; ++in_set) {
-    const double floor = std::max(best.upper, best.attained + gap);
+    const double floor = std::max(
+        {best.upper, best.attained + options.gap, options.decide_only ? options.tolerance : 0.0});
     const TvRelaxationResult result =
-        BoundRelaxation(*points, FixTokens(bins, heavy_count, in_set), gap, floor);
+        BoundRelaxation(*points, FixTokens(bins, heavy_count, in_set), options.gap, floor);
     best.upper = std::max(best.upper, result.upper);
     if (result.attained > best.attained) {
       best.attained = result.attained;
@@ -84,7 +86,7 @@ TvRelaxationResult EnumerateRefined(const TvAtoms<Mass, HalfWidth>& atoms, int32
                                     WorstCaseTvWorkspace::State* state) {
   for (int32_t round = 0;; ++round) {
     const TvRelaxationResult result =
-        EnumerateHeavy(state->bins, heavy_count, options.gap, limit, &state->points);
+        EnumerateHeavy(state->bins, heavy_count, options, limit, &state->points);
     if (round == kRefineRoundsMax || result.upper <= options.tolerance || result.attained > limit ||
         !state->bins.Refine(atoms, result.share, result.multiplier, options.gap * kBinCostShare)) {
       return result;

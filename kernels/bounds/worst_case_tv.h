@@ -62,6 +62,9 @@ struct TvAtoms {
 struct WorstCaseTvOptions {
   // Heavy tokens are enumerated only while the bound is above this. 0 = as tight as possible.
   double tolerance = 0;
+  // Stop as soon as it is known whether the bound can be within the tolerance: worst_case_tv is
+  // then any bound on its side of it. For searches that ask only met_tolerance.
+  bool decide_only = false;
   // How far the bound may stay above the relaxation's own maximum.
   double gap = 1e-4;
   int32_t heavy_tokens_max = kTvHeavyTokensMax;  // H, [0, 6]; 0 = the relaxation alone

@@ -14,6 +14,7 @@
 
 #include "kernels/core/limits.h"
 #include "kernels/core/tile_layout.h"
+#include "kernels/cpu/finish_state.h"
 #include "kernels/ops/attend.h"
 
 namespace certkv::cpu {
@@ -89,6 +90,7 @@ struct AttendKernels {
   void (*finish_atoms)(const AttendState* state);
   // Where rotated channel i lies in a row of `rotated`.
   int (*rotated_index)(const AttendState* state, int channel);
+  FinishMassesFunction finish_masses;
 };
 
 extern const AttendKernels kAttendPortable;

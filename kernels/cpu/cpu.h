@@ -10,6 +10,7 @@
 
 #include "kernels/ops/attend.h"
 #include "kernels/ops/backend.h"
+#include "kernels/ops/finish_certificate.h"
 #include "kernels/ops/quantize_tile.h"
 
 namespace certkv::cpu {
@@ -26,6 +27,11 @@ void QuantizeTile(CpuIsa isa, const QuantizeTileArgs& args);
 int64_t AttendWorkspaceBytes(const AttendArgs& args);
 
 void Attend(CpuIsa isa, const AttendArgs& args, const AttendResult& result, void* workspace);
+
+// Upper bound on TV(p, p^) of a read, in [0, 1], tightened until it is within args.tv_tolerance or
+// as far as it can; -1 when the numbers are beyond floats and the reference has to be asked.
+// Doesn't allocate once `workspace` has seen a read of that size.
+double BoundTv(CpuIsa isa, const FinishArgs& args, FinishWorkspace* workspace);
 
 }  // namespace certkv::cpu
 

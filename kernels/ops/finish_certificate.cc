@@ -2,6 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/core/status.h"
+#include "kernels/cpu/cpu.h"
 #include "kernels/reference/reference.h"
 
 namespace certkv {
@@ -41,9 +42,17 @@ absl::Status FinishCertificate(Backend backend, const FinishArgs& args, FinishWo
     return MakeError(absl::StatusCode::kInvalidArgument, "FINISH_ARGS_INVALID",
                      "the workspace of FinishCertificate is null; pass one per thread");
   }
-  // One implementation: the reference is asked to be as tight as it can, the CPU to be good enough.
-  const double tolerance = backend == Backend::kReference ? 0.0 : double{args.tv_tolerance};
-  reference::FinishCertificate(args, tolerance, workspace, certificate);
+  if (backend == Backend::kReference) {  // as tight as it can
+    reference::FinishCertificate(args, 0.0, workspace, certificate);
+    return absl::OkStatus();
+  }
+  CERTKV_ASSIGN_OR_RETURN(const CpuIsa isa, SelectedCpuIsa());
+  const double tv = cpu::BoundTv(isa, args, workspace);
+  if (tv >= 0) {
+    reference::CompleteCertificate(args, tv, certificate);
+  } else {  // numbers that floats can't say anything about
+    reference::FinishCertificate(args, args.tv_tolerance, workspace, certificate);
+  }
   return absl::OkStatus();
 }
 

@@ -27,16 +27,10 @@
 #include "kernels/bounds/rounding.h"
 #include "kernels/bounds/worst_case_tv.h"
 #include "kernels/ops/attend.h"
+#include "kernels/ops/finish_state.h"
 #include "kernels/reference/reference.h"
 
 namespace certkv {
-
-struct FinishWorkspace::State {
-  std::vector<double> mass;
-  std::vector<double> top_token_mass;
-  std::vector<double> half_width;
-  WorstCaseTvWorkspace tv;
-};
 
 FinishWorkspace::FinishWorkspace() : state_(std::make_unique<State>()) {}
 FinishWorkspace::~FinishWorkspace() = default;
@@ -134,7 +128,10 @@ bool MassesAreKnown(const FinishArgs& args) {
 
 void FinishCertificate(const FinishArgs& args, double tolerance, FinishWorkspace* workspace,
                        Certificate* certificate) {
-  const double tv = BoundTv(args, tolerance, workspace->state());
+  CompleteCertificate(args, BoundTv(args, tolerance, workspace->state()), certificate);
+}
+
+void CompleteCertificate(const FinishArgs& args, double tv, Certificate* certificate) {
   certificate->worst_case_tv = std::min(ToFloatRoundedUp(tv), 1.0f);
   certificate->value_term = ToFloatRoundedUp(args.value_term);
   certificate->value_radius = ToFloatRoundedUp(args.value_radius);

@@ -32,6 +32,9 @@ void Attend(const AttendArgs& args, const AttendResult& result, void* workspace)
 void FinishCertificate(const FinishArgs& args, double tolerance, FinishWorkspace* workspace,
                        Certificate* certificate);
 
+// The certificate that follows from `tv`, a bound on TV(p, p^).
+void CompleteCertificate(const FinishArgs& args, double tv, Certificate* certificate);
+
 }  // namespace certkv::reference
 
 #endif  // CERTKV_KERNELS_REFERENCE_REFERENCE_H_

@@ -1,0 +1,27 @@
+// What a FinishWorkspace holds, for the backends.
+#ifndef CERTKV_KERNELS_OPS_FINISH_STATE_H_
+#define CERTKV_KERNELS_OPS_FINISH_STATE_H_
+
+#include <vector>
+
+#include "kernels/bounds/worst_case_tv.h"
+#include "kernels/ops/finish_certificate.h"
+
+namespace certkv {
+
+struct FinishWorkspace::State {
+  // The reference's atoms.
+  std::vector<double> mass;
+  std::vector<double> top_token_mass;
+  std::vector<double> half_width;
+  // The CPU backend's, padded to whole chunks.
+  std::vector<float> float_mass;
+  std::vector<float> float_top;
+  std::vector<float> float_half_width;
+  std::vector<float> chunk_mass_max;
+  WorstCaseTvWorkspace tv;
+};
+
+}  // namespace certkv
+
+#endif  // CERTKV_KERNELS_OPS_FINISH_STATE_H_
