@@ -7,47 +7,12 @@
 #include <cstdint>
 
 #include "kernels/cpu/attend_keys.h"
+#include "kernels/cpu/quantize_coding.h"
 #include "kernels/cpu/quantize_state.h"
+#include "kernels/cpu/quantize_values.h"
 #include "kernels/cpu/unroll.h"
 
 namespace certkv::cpu {
-
-// (1 + 2^-22) / n, rounded to float: its excess keeps every code from clipping.
-[[gnu::always_inline]] inline float LevelInverse(int level_max) {
-  return static_cast<float>((1 + 0x1p-22) / level_max);
-}
-
-// zero = the largest fp16 <= min, +0 for -0; scale = the smallest fp16 >= (max - zero) *
-// LevelInverse, 0 for an empty range; inverse = 1 / scale, 0 for 0. Bits of scale and zero go out.
-template <typename V>
-struct Coding {
-  typename V::F scale;
-  typename V::F zero;
-  typename V::F inverse;
-
-  [[gnu::always_inline]] void Choose(typename V::F min, typename V::F max, int level_max,
-                                     uint16_t* scale_bits, uint16_t* zero_bits) {
-    V::StoreF16Down(zero_bits, min);
-    for (int i = 0; i < V::kLanes; ++i) zero_bits[i] = zero_bits[i] == 0x8000 ? 0 : zero_bits[i];
-    zero = V::LoadF16(zero_bits);
-    const typename V::F range = V::Sub(max, zero);
-    const typename V::F least = V::Set(0x1p-149f);
-    const typename V::F product = V::Mul(range, V::Set(LevelInverse(level_max)));
-    V::StoreF16Up(scale_bits, V::WhereAtLeast(range, least, product));
-    Reload(scale_bits);
-  }
-  [[gnu::always_inline]] void Reload(const uint16_t* scale_bits) {
-    scale = V::LoadF16(scale_bits);
-    const typename V::F quotient = V::Div(V::Set(1.0f), scale);
-    inverse = V::WhereAtLeast(scale, V::Set(0x1p-24f), quotient);
-  }
-};
-
-template <typename V>
-[[gnu::always_inline]] inline typename V::F LoadOriginal(const QuantizeState& s,
-                                                         const uint16_t* p) {
-  return s.bf16 ? V::LoadBf16(p) : V::LoadF16(p);
-}
 
 // Scales and zeros of all key channels, to the scan record.
 template <typename V>
@@ -75,20 +40,18 @@ void ChooseKeyCodings(QuantizeState& s) {
   }
 }
 
-// Squared norms of k^ at the depths K8, K6, K4, for one vector of tokens.
+// Squared norms of k^ at the depths K8, K6, K4, for one vector of tokens. `middles` are zero +
+// centre * scale of the channel at those depths, rounded.
 template <typename V>
 struct DepthNorms {
   typename V::F square[3];
 
-  [[gnu::always_inline]] void Add(typename V::I code, typename V::F scale, typename V::F zero) {
+  template <int kDepth>
+  [[gnu::always_inline]] void Add(typename V::I code, typename V::F scale, const float* middles) {
     constexpr int kMask[3] = {0xff, 0xfc, 0xf0};
-    constexpr float kCentre[3] = {0.0f, 1.5f, 7.5f};
-    Unroll<3>([&](auto k) __attribute__((always_inline)) {
-      const typename V::F level =
-          V::Add(V::ToFloat(V::AndI(code, V::SetI(kMask[k]))), V::Set(kCentre[k]));
-      const typename V::F key = V::MulAdd(level, scale, zero);
-      square[k] = V::MulAdd(key, key, square[k]);
-    });
+    const typename V::I bits = kDepth == 0 ? code : V::AndI(code, V::SetI(kMask[kDepth]));
+    const typename V::F key = V::MulAdd(V::ToFloat(bits), scale, V::Set(middles[kDepth]));
+    square[kDepth] = V::MulAdd(key, key, square[kDepth]);
   }
 };
 
@@ -117,60 +80,113 @@ template <typename V, KeyFormat kFormat, int kPlace>
   }
 }
 
-template <typename V, KeyFormat kFormat>
-void EncodeKeyPlanes(QuantizeState& s) {
-  const QuantizeTileArgs& args = *s.args;
-  const TileLayout& layout = *args.layout;
-  const int d = layout.head_dim;
+// What the encoder needs of each channel, as floats.
+struct ChannelCodings {
   alignas(64) float scale[kHeadDimMax];
   alignas(64) float zero[kHeadDimMax];
   alignas(64) float inverse[kHeadDimMax];
-  for (int i = 0; i < d; i += V::kLanes) {
+  float middle[kHeadDimMax][4];  // DepthNorms
+};
+
+template <typename V>
+void LoadCodings(const QuantizeTileArgs& args, ChannelCodings* codings) {
+  const TileLayout& layout = *args.layout;
+  const auto* scales = reinterpret_cast<const uint16_t*>(args.scan + layout.scale_offset);
+  const auto* zeros = reinterpret_cast<const uint16_t*>(args.scan + layout.zero_offset);
+  for (int i = 0; i < layout.head_dim; i += V::kLanes) {
     Coding<V> coding;
-    coding.Reload(reinterpret_cast<const uint16_t*>(args.scan + layout.scale_offset) + i);
-    V::Store(scale + i, coding.scale);
-    V::Store(inverse + i, coding.inverse);
-    V::Store(zero + i,
-             V::LoadF16(reinterpret_cast<const uint16_t*>(args.scan + layout.zero_offset) + i));
+    coding.Reload(scales + i);
+    V::Store(codings->scale + i, coding.scale);
+    V::Store(codings->inverse + i, coding.inverse);
+    V::Store(codings->zero + i, V::LoadF16(zeros + i));
+  }
+  constexpr float kCentre[3] = {0.0f, 1.5f, 7.5f};
+  for (int i = 0; i < layout.head_dim; ++i) {
+    for (int k = 0; k < 3; ++k) {
+      codings->middle[i][k] = codings->zero[i] + kCentre[k] * codings->scale[i];
+    }
+  }
+}
+
+// Codes, planes, norms and, with kWitness, residuals of V::kLanes tokens from t.
+template <typename V, KeyFormat kFormat, bool kWitness, bool kBf16>
+void EncodeKeyTokens(QuantizeState& s, const ChannelCodings& codings, int t, DepthNorms<V>* norms) {
+  const QuantizeTileArgs& args = *s.args;
+  const TileLayout& layout = *args.layout;
+  constexpr int kCodeMask = kFormat == KeyFormat::kK8   ? 0xff
+                            : kFormat == KeyFormat::kK6 ? 0xfc
+                                                        : 0xf0;
+  const typename V::F centre = V::Set(s.code_centre);
+  const int b = t / kSubBlockTokens;
+  const int64_t at = int64_t{4} * (t % kSubBlockTokens);
+  uint8_t* coarse_plane = args.scan + layout.coarse_offset + b * layout.coarse_bytes + at;
+  uint8_t* fine_plane = args.detail + b * layout.sub_block_bytes + at;
+  typename V::F residuals[kWitnessBandsMax];
+  for (typename V::F& r : residuals) r = V::Zero();
+  for (int j = 0; j < layout.head_dim / 16; ++j) {
+    typename V::I coarse[2] = {V::ZeroI(), V::ZeroI()};
+    typename V::I fine[2] = {V::ZeroI(), V::ZeroI()};
+    Unroll<16>([&](auto place) __attribute__((always_inline)) {
+      constexpr int kGroup = decltype(place)::value / 8;
+      constexpr int kFineWord = kFormat == KeyFormat::kK8 ? kGroup : 0;
+      const int i = 16 * j + place;
+      const typename V::F x = Load16<V, kBf16>(s.words[i] + t);
+      const typename V::F scale = V::Set(codings.scale[i]);
+      const typename V::F offset = V::Sub(x, V::Set(codings.zero[i]));
+      const typename V::I code = V::ToInt(V::Mul(offset, V::Set(codings.inverse[i])));
+      PlaceCode<V, kFormat, decltype(place)::value>(code, coarse[kGroup], fine[kFineWord]);
+      if constexpr (kFormat == KeyFormat::kK8)
+        norms->template Add<0>(code, scale, codings.middle[i]);
+      if constexpr (kFormat != KeyFormat::kK4)
+        norms->template Add<1>(code, scale, codings.middle[i]);
+      norms->template Add<2>(code, scale, codings.middle[i]);
+      if constexpr (kWitness) {
+        const typename V::F level = V::Add(V::ToFloat(V::AndI(code, V::SetI(kCodeMask))), centre);
+        const typename V::F left = V::NegMulAdd(level, scale, offset);
+        typename V::F& sum = residuals[s.band_of[i]];
+        sum = V::MulAdd(left, left, sum);
+      }
+    });
+    V::StoreI(coarse_plane + int64_t{128} * j, coarse[0]);
+    V::StoreI(coarse_plane + int64_t{128} * j + 64, coarse[1]);
+    if constexpr (kFormat == KeyFormat::kK8) {
+      V::StoreI(fine_plane + int64_t{128} * j, fine[0]);
+      V::StoreI(fine_plane + int64_t{128} * j + 64, fine[1]);
+    } else if constexpr (kFormat == KeyFormat::kK6) {
+      V::StoreI(fine_plane + int64_t{64} * j, fine[0]);
+    }
+  }
+  for (int band = 0; kWitness && band < layout.witness_bands; ++band) {
+    V::Store(s.residual_square[band] + t, residuals[band]);
+  }
+}
+
+template <typename V, KeyFormat kFormat>
+void EncodeKeyPlanes(QuantizeState& s) {
+  const TileLayout& layout = *s.args->layout;
+  ChannelCodings codings;
+  LoadCodings<V>(*s.args, &codings);
+  float scale_squares[kWitnessBandsMax] = {};
+  if (layout.witness_bands > 0) {
+    for (int i = 0; i < layout.head_dim; ++i) {
+      scale_squares[s.band_of[i]] += codings.scale[i] * codings.scale[i];
+    }
+  }
+  for (int band = 0; band < kWitnessBandsMax; ++band) {
+    s.scale_norm[band] = __builtin_sqrtf(scale_squares[band]);
   }
   typename V::F norm_max = V::Zero();
   for (int t = 0; t < kTileTokens; t += V::kLanes) {
-    const int b = t / kSubBlockTokens;
-    const int64_t at = int64_t{4} * (t % kSubBlockTokens);
-    uint8_t* coarse_plane = args.scan + layout.coarse_offset + b * layout.coarse_bytes + at;
-    uint8_t* fine_plane = args.detail + b * layout.sub_block_bytes + at;
     DepthNorms<V> norms;
     for (typename V::F& square : norms.square) square = V::Zero();
-    for (int j = 0; j < d / 16; ++j) {
-      typename V::I coarse[2] = {V::ZeroI(), V::ZeroI()};
-      typename V::I fine[2] = {V::ZeroI(), V::ZeroI()};
-      Unroll<16>([&](auto place) __attribute__((always_inline)) {
-        constexpr int kGroup = decltype(place)::value / 8;
-        constexpr int kFineWord = kFormat == KeyFormat::kK8 ? kGroup : 0;
-        const int i = 16 * j + place;
-        const typename V::F x = LoadOriginal<V>(s, s.words[i] + t);
-        const typename V::F offset = V::Sub(x, V::Set(zero[i]));
-        const typename V::I code = V::ToInt(V::Mul(offset, V::Set(inverse[i])));
-        PlaceCode<V, kFormat, decltype(place)::value>(code, coarse[kGroup], fine[kFineWord]);
-        norms.Add(code, V::Set(scale[i]), V::Set(zero[i]));
-        if (s.keep_codes) {
-          int32_t wide[V::kLanes];
-          V::StoreI(wide, code);
-          for (int u = 0; u < V::kLanes; ++u) s.codes[i][t + u] = static_cast<uint8_t>(wide[u]);
-        }
-      });
-      V::StoreI(coarse_plane + int64_t{128} * j, coarse[0]);
-      V::StoreI(coarse_plane + int64_t{128} * j + 64, coarse[1]);
-      if constexpr (kFormat == KeyFormat::kK8) {
-        V::StoreI(fine_plane + int64_t{128} * j, fine[0]);
-        V::StoreI(fine_plane + int64_t{128} * j + 64, fine[1]);
-      } else if constexpr (kFormat == KeyFormat::kK6) {
-        V::StoreI(fine_plane + int64_t{64} * j, fine[0]);
-      }
+    if (layout.witness_bands > 0) {
+      s.bf16 ? EncodeKeyTokens<V, kFormat, true, true>(s, codings, t, &norms)
+             : EncodeKeyTokens<V, kFormat, true, false>(s, codings, t, &norms);
+    } else {
+      s.bf16 ? EncodeKeyTokens<V, kFormat, false, true>(s, codings, t, &norms)
+             : EncodeKeyTokens<V, kFormat, false, false>(s, codings, t, &norms);
     }
-    if constexpr (kFormat == KeyFormat::kK8) norm_max = V::Max(norm_max, norms.square[0]);
-    if constexpr (kFormat != KeyFormat::kK4) norm_max = V::Max(norm_max, norms.square[1]);
-    norm_max = V::Max(norm_max, norms.square[2]);
+    for (const typename V::F& square : norms.square) norm_max = V::Max(norm_max, square);
   }
   s.key_norm = __builtin_sqrtf(V::ReduceMax(norm_max));
 }
@@ -236,9 +252,6 @@ void RotateRows(float* rows, int dim) {
   }
 }
 
-// Above this a float butterfly of 8 stages could overflow later on: the token is unencodable.
-inline constexpr float kRotationInputMax = 0x1p100f;
-
 // Rotates kLanes tokens from t and chooses their codings. Tokens that can't be encoded get scale
 // and zero 0, and rows of zeros.
 template <typename V>
@@ -267,22 +280,11 @@ template <typename V>
   coding.Choose(min, max, level_max, scale_bits, zero_bits);
   float magnitudes[V::kLanes];
   V::Store(magnitudes, magnitude);
-  bool any = false;
-  int32_t encodable[V::kLanes];
-  for (int u = 0; u < V::kLanes; ++u) {
-    const bool finite = (scale_bits[u] & 0x7c00) != 0x7c00 && (zero_bits[u] & 0x7c00) != 0x7c00;
-    encodable[u] = finite && magnitudes[u] <= kRotationInputMax ? -1 : 0;
-    if (encodable[u] != 0) continue;
-    any = true;
-    scale_bits[u] = zero_bits[u] = 0;
-    s.value_norm[t + u] = __builtin_inff();  // measured by the caller
-  }
-  if (__builtin_expect(any, 0)) {
-    const typename V::I mask = V::LoadI(encodable);
-    for (int i = 0; i < dim; ++i) {
-      float* row = rows + i * V::kLanes;
-      V::Store(row, V::AsFloat(V::AndI(V::AsInt(V::Load(row)), mask)));
-    }
+  const bool all =
+      ClearUnencodable<V, V::kLanes>(s, t, magnitudes, scale_bits, zero_bits, [&](int u) {
+        for (int i = 0; i < dim; ++i) rows[i * V::kLanes + u] = 0;
+      });
+  if (__builtin_expect(!all, 0)) {
     coding.zero = V::LoadF16(zero_bits);
     coding.Reload(scale_bits);
   }
@@ -348,7 +350,11 @@ void EncodeRotatedValues(QuantizeState* state) {
 
 template <typename V>
 constexpr QuantizeKernels MakeQuantizeKernels() {
-  return {EncodeAffineKeys<V>, EncodeRotatedValues<V>};
+  if constexpr (V::kLanes == 8) {
+    return {EncodeAffineKeys<V>, EncodeRotatedRows<V>, true};
+  } else {
+    return {EncodeAffineKeys<V>, EncodeRotatedValues<V>, false};
+  }
 }
 
 }  // namespace certkv::cpu

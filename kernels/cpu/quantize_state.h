@@ -16,11 +16,16 @@ namespace certkv::cpu {
 struct QuantizeState {
   const QuantizeTileArgs* args;
   bool bf16;                                             // originals are BF16
-  bool keep_codes;                                       // `codes` is wanted
+  float code_centre;                                     // AffineDepth of an affine key format
+  uint8_t band_of[kHeadDimMax];                          // witness band of each key channel
   alignas(64) uint16_t words[kHeadDimMax][kTileTokens];  // originals of the plane being encoded
-  alignas(64) uint8_t codes[kHeadDimMax][kTileTokens];   // K8 codes, whole
+  alignas(64) uint8_t codes[kHeadDimMax][kTileTokens];   // FP8 codes
   // Largest ||k^_t|| over tokens and depths, up to rounding (2^-15 of it).
   float key_norm;
+  // With a witness, up to rounding: ||k - k^||^2 of each band and token, and ||scale|| of each
+  // band.
+  alignas(64) float residual_square[kWitnessBandsMax][kTileTokens];
+  float scale_norm[kWitnessBandsMax];
   // Per token, up to rounding: ||v||, ||rotated - stored||, and levels * scale.
   alignas(64) float value_norm[kTileTokens];
   alignas(64) float value_error[kTileTokens];
@@ -30,8 +35,10 @@ struct QuantizeState {
 struct QuantizeKernels {
   // From `words`: the scale, zero, coarse and fine planes of K8, K6 or K4.
   void (*encode_affine_keys)(QuantizeState* state);
-  // From `words`: values, value scales and zeros of V4 or V8.
+  // Values, value scales and zeros of V4 or V8: from the rows of the arguments where
+  // `values_by_rows`, else from `words`.
   void (*encode_rotated_values)(QuantizeState* state);
+  bool values_by_rows;
 };
 
 extern const QuantizeKernels kQuantizePortable;

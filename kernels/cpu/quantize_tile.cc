@@ -51,14 +51,19 @@ void Turn(const uint16_t* rows, int64_t stride, int width, uint16_t (*words)[kTi
     for (int i = 0; i < width; i += 8) {
       Words8 x[8];
       Words8 y[8];
+#pragma GCC unroll 8
       for (int r = 0; r < 8; ++r) std::memcpy(&x[r], rows + (t + r) * stride + i, sizeof(x[r]));
+#pragma GCC unroll 3
       for (int round = 0; round < 3; ++round) {
+#pragma GCC unroll 4
         for (int r = 0; r < 4; ++r) {
           y[2 * r] = InterleaveLow(x[r], x[r + 4]);
           y[2 * r + 1] = InterleaveHigh(x[r], x[r + 4]);
         }
+#pragma GCC unroll 8
         for (int r = 0; r < 8; ++r) x[r] = y[r];
       }
+#pragma GCC unroll 8
       for (int r = 0; r < 8; ++r) std::memcpy(&words[i + r][t], &x[r], sizeof(x[r]));
     }
   }
@@ -102,6 +107,25 @@ void CopyKeys(const QuantizeState& state) {
   }
 }
 
+// The affine code of a key, from the planes.
+uint32_t DecodeCode(const QuantizeState& state, int t, int i) {
+  const QuantizeTileArgs& args = *state.args;
+  const TileLayout& layout = *args.layout;
+  const int b = t / kSubBlockTokens;
+  const int u = t % kSubBlockTokens;
+  const uint8_t* coarse = args.scan + layout.coarse_offset + b * layout.coarse_bytes;
+  const uint8_t* fine = args.detail + b * layout.sub_block_bytes;
+  const int64_t byte = int64_t{64} * (i / 8) + 4 * u + i % 8 / 2;
+  const int shift = 4 * (i % 2);
+  uint32_t code = (coarse[byte] >> shift & 15u) << 4;
+  if (layout.key_format == KeyFormat::kK8) code |= fine[byte] >> shift & 15u;
+  if (layout.key_format == KeyFormat::kK6) {
+    const int bit = 2 * (2 * (i % 2) + i % 16 / 8);
+    code |= (fine[int64_t{64} * (i / 16) + 4 * u + i % 8 / 2] >> bit & 3u) << 2;
+  }
+  return code;
+}
+
 // k^ of one token in double, exactly.
 void DecodeKey(const QuantizeState& state, int t, double* key) {
   const QuantizeTileArgs& args = *state.args;
@@ -123,7 +147,7 @@ void DecodeKey(const QuantizeState& state, int t, double* key) {
     uint16_t zero = 0;
     std::memcpy(&scale, args.scan + layout.scale_offset + int64_t{2} * i, sizeof(scale));
     std::memcpy(&zero, args.scan + layout.zero_offset + int64_t{2} * i, sizeof(zero));
-    const double level = (state.codes[i][t] & depth.mask) + double{depth.centre};
+    const double level = (DecodeCode(state, t, i) & depth.mask) + double{depth.centre};
     key[i] = level * F16ToFloat(scale) + F16ToFloat(zero);
   }
 }
@@ -141,25 +165,49 @@ float KeyNormMax(const QuantizeState& state) {
   return RoundUp(norm_max * kNormInflation);
 }
 
-// Witness bytes from residual norms in double. Returns their exponent.
+// ||k - k^|| of one token by band, in double.
+void MeasureResiduals(const QuantizeState& state, int t, float* norms) {
+  const QuantizeTileArgs& args = *state.args;
+  double key[kHeadDimMax];
+  double sums[kWitnessBandsMax] = {};
+  DecodeKey(state, t, key);
+  for (int i = 0; i < args.layout->head_dim; ++i) {
+    const double residual = Original(args, args.keys, args.key_stride, t, i) - key[i];
+    sums[state.band_of[i]] += residual * residual;
+  }
+  for (int b = 0; b < args.layout->witness_bands; ++b) {
+    norms[b] = RoundUp(std::sqrt(sums[b]) * kNormInflation);
+  }
+}
+
+// The same from the encoder's float sums, where those are accurate; false where they aren't. In
+// units u = 2^-24, a residual (x - zero) - level * scale is off by 256 u scale from its difference,
+// 256 u scale from its product and u of itself; squares of 256 channels, under 400 u of a norm.
+bool BoundResiduals(const QuantizeState& state, int t, float* norms) {
+  constexpr double kSquareMin = 0x1p-60;
+  constexpr double kSquareMax = 0x1p100;
+  for (int b = 0; b < state.args->layout->witness_bands; ++b) {
+    const double square = state.residual_square[b][t];
+    if (!(square >= kSquareMin && square <= kSquareMax)) return false;
+    const double norm = std::sqrt(square) * (1 + 0x1p-14);
+    const double slack = state.scale_norm[b] * (0x1p-15 * (1 + 0x1p-10));
+    if (!(slack <= 0x1p-8 * norm)) return false;
+    norms[b] = RoundUp(norm + slack);
+  }
+  return true;
+}
+
+// Witness bytes from residual norms. Returns their exponent.
 int16_t EncodeWitnesses(const QuantizeState& state) {
   const QuantizeTileArgs& args = *state.args;
   const TileLayout& layout = *args.layout;
   const int bands = layout.witness_bands;
+  const bool affine = IsAffine(layout.key_format);
   float norms[kTileTokens][kWitnessBandsMax] = {};
   float norm_max = 0;
-  double key[kHeadDimMax];
   for (int t = 0; t < kTileTokens; ++t) {
-    DecodeKey(state, t, key);
-    double sums[kWitnessBandsMax] = {};
-    for (int i = 0; i < layout.head_dim; ++i) {
-      const double residual = Original(args, args.keys, args.key_stride, t, i) - key[i];
-      sums[WitnessBandOf(layout, i)] += residual * residual;
-    }
-    for (int b = 0; b < bands; ++b) {
-      norms[t][b] = RoundUp(std::sqrt(sums[b]) * kNormInflation);
-      norm_max = std::max(norm_max, norms[t][b]);
-    }
+    if (!affine || !BoundResiduals(state, t, norms[t])) MeasureResiduals(state, t, norms[t]);
+    for (int b = 0; b < bands; ++b) norm_max = std::max(norm_max, norms[t][b]);
   }
   const int16_t exponent = WitnessExponentFor(norm_max);
   for (int t = 0; t < kTileTokens; ++t) {
@@ -175,7 +223,10 @@ int16_t EncodeWitnesses(const QuantizeState& state) {
 void EncodeKeys(const QuantizeKernels& kernels, QuantizeState* state, TileHeader* header) {
   const QuantizeTileArgs& args = *state->args;
   const TileLayout& layout = *args.layout;
-  state->keep_codes = layout.witness_bands > 0;
+  state->code_centre = IsAffine(layout.key_format) ? AffineDepthOf(layout.key_format).centre : 0;
+  for (int i = 0; layout.witness_bands > 0 && i < layout.head_dim; ++i) {
+    state->band_of[i] = static_cast<uint8_t>(WitnessBandOf(layout, i));
+  }
   if (layout.key_format == KeyFormat::kFp8E4m3) {
     header->key_scale = args.spec->layers[args.layer].fp8_key_scale;
     EncodeFp8Keys(state);
@@ -187,7 +238,7 @@ void EncodeKeys(const QuantizeKernels& kernels, QuantizeState* state, TileHeader
       CopyKeys(*state);
     }
   }
-  // Norms of affine keys: squares of at most 256 channels, each with 3 roundings, lose at most
+  // Norms of affine keys: squares of at most 256 channels, each with 4 roundings, lose at most
   // 2^-15; where products cancel against the zero, an absolute error of 2u ||range|| stays, and as
   // a channel reaches half its range in some of 64 tokens, ||range|| <= 16 times the largest norm.
   header->key_norm = IsAffine(layout.key_format) ? RoundUp(double{state->key_norm} * (1 + 0x1p-13))
@@ -297,7 +348,9 @@ void EncodeValues(const QuantizeKernels& kernels, QuantizeState* state, TileHead
   const TileLayout& layout = *args.layout;
   const bool rotated = IsRotated(layout.value_format);
   if (rotated) {
-    Turn(args.values, args.value_stride, layout.value_dim, state->words);
+    if (!kernels.values_by_rows) {
+      Turn(args.values, args.value_stride, layout.value_dim, state->words);
+    }
     kernels.encode_rotated_values(state);
   } else {
     CopyValues(args);

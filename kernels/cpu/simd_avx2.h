@@ -21,6 +21,8 @@ struct Avx2Simd {
   static constexpr bool kCertified = true;
   // Heads that share one unpacking of the codes.
   static constexpr int kChunkHeads = 4;
+  // Heads that share it over affine keys, one vector of tokens at a time, where there are so many.
+  static constexpr int kWideHeads = 8;
   // Registers that a loop may keep accumulators in; in loops over key codes, which need more
   // temporaries, and how many of them a Dot takes there.
   static constexpr int kAccumulators = 8;
@@ -141,6 +143,14 @@ struct Avx2Simd {
   }
   [[gnu::always_inline]] static F WidenF16High(I x) {
     return _mm256_cvtph_ps(_mm256_extracti128_si256(x, 1));
+  }
+  // Butterflies of distances 1, 2 and 4 among the lanes: of lanes (j, j + h), with bit h of j
+  // clear, to (a + b, a - b), each in one rounding.
+  [[gnu::always_inline]] static F LaneButterflies(F x) {
+    x = _mm256_fmadd_ps(x, _mm256_setr_ps(1, -1, 1, -1, 1, -1, 1, -1), _mm256_permute_ps(x, 0xb1));
+    x = _mm256_fmadd_ps(x, _mm256_setr_ps(1, 1, -1, -1, 1, 1, -1, -1), _mm256_permute_ps(x, 0x4e));
+    return _mm256_fmadd_ps(x, _mm256_setr_ps(1, 1, 1, 1, -1, -1, -1, -1),
+                           _mm256_permute2f128_ps(x, x, 1));
   }
   // Sums of neighbouring lanes: of `low`, then of `high`.
   [[gnu::always_inline]] static F AddNeighbours(F low, F high) {

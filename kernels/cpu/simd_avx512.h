@@ -20,6 +20,8 @@ struct Avx512Simd {
   // False in benchmarks only: kernels without the work of the certificate, to price it.
   static constexpr bool kCertified = true;
   static constexpr int kChunkHeads = 4;
+  // Heads that share it over affine keys, one vector of tokens at a time, where there are so many.
+  static constexpr int kWideHeads = 8;
   static constexpr int kAccumulators = 16;
   static constexpr int kDotAccumulators = 16;
   static constexpr int kDotRegisters = 2;

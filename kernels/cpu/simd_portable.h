@@ -21,6 +21,8 @@ struct PortableSimd {
   // False in benchmarks only: kernels without the work of the certificate, to price it.
   static constexpr bool kCertified = true;
   static constexpr int kChunkHeads = 4;
+  // Heads that share it over affine keys, one vector of tokens at a time, where there are so many.
+  static constexpr int kWideHeads = 8;
   static constexpr int kAccumulators = 4;
   static constexpr int kDotAccumulators = 4;
   static constexpr int kDotRegisters = 1;
@@ -139,6 +141,12 @@ struct PortableSimd {
     uint16_t words[16];
     StoreI(words, x);
     return LoadF16(words + 8);
+  }
+  [[gnu::always_inline]] static F LaneButterflies(F x) {
+    x = __builtin_shufflevector(x, x, 1, 0, 3, 2, 5, 4, 7, 6) + x * F{1, -1, 1, -1, 1, -1, 1, -1};
+    x = __builtin_shufflevector(x, x, 2, 3, 0, 1, 6, 7, 4, 5) + x * F{1, 1, -1, -1, 1, 1, -1, -1};
+    return __builtin_shufflevector(x, x, 4, 5, 6, 7, 0, 1, 2, 3) +
+           x * F{1, 1, 1, 1, -1, -1, -1, -1};
   }
   [[gnu::always_inline]] static F AddNeighbours(F low, F high) {
     return F{low[0] + low[1],   low[2] + low[3],   low[4] + low[5],   low[6] + low[7],

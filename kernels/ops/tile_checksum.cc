@@ -12,6 +12,10 @@ constexpr int64_t kChecksumBegin = offsetof(TileHeader, scan_checksum);
 constexpr int64_t kChecksumEnd = kChecksumBegin + int64_t{sizeof(uint64_t)};
 
 void AddRows(XXH3_state_t* state, const uint16_t* rows, int64_t stride, int32_t width) {
+  if (stride == width) {
+    XXH3_64bits_update(state, rows, sizeof(uint16_t) * width * kTileTokens);
+    return;
+  }
   for (int t = 0; t < kTileTokens; ++t) {
     XXH3_64bits_update(state, rows + t * stride, sizeof(uint16_t) * width);
   }

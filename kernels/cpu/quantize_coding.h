@@ -1,0 +1,71 @@
+// Choice of scale and zero, shared by the encoders (see quantize_run.h for the rules).
+#ifndef CERTKV_KERNELS_CPU_QUANTIZE_CODING_H_
+#define CERTKV_KERNELS_CPU_QUANTIZE_CODING_H_
+
+#include <cstdint>
+
+#include "kernels/cpu/quantize_state.h"
+
+namespace certkv::cpu {
+
+// (1 + 2^-22) / n, rounded to float: its excess keeps every code from clipping.
+[[gnu::always_inline]] inline float LevelInverse(int level_max) {
+  return static_cast<float>((1 + 0x1p-22) / level_max);
+}
+
+// zero = the largest fp16 <= min, +0 for -0; scale = the smallest fp16 >= (max - zero) *
+// LevelInverse, 0 for an empty range; inverse = 1 / scale, 0 for 0. Bits of scale and zero go out.
+template <typename V>
+struct Coding {
+  typename V::F scale;
+  typename V::F zero;
+  typename V::F inverse;
+
+  [[gnu::always_inline]] void Choose(typename V::F min, typename V::F max, int level_max,
+                                     uint16_t* scale_bits, uint16_t* zero_bits) {
+    V::StoreF16Down(zero_bits, min);
+    for (int i = 0; i < V::kLanes; ++i) zero_bits[i] = zero_bits[i] == 0x8000 ? 0 : zero_bits[i];
+    zero = V::LoadF16(zero_bits);
+    const typename V::F range = V::Sub(max, zero);
+    const typename V::F least = V::Set(0x1p-149f);
+    const typename V::F product = V::Mul(range, V::Set(LevelInverse(level_max)));
+    V::StoreF16Up(scale_bits, V::WhereAtLeast(range, least, product));
+    Reload(scale_bits);
+  }
+  [[gnu::always_inline]] void Reload(const uint16_t* scale_bits) {
+    scale = V::LoadF16(scale_bits);
+    const typename V::F quotient = V::Div(V::Set(1.0f), scale);
+    inverse = V::WhereAtLeast(scale, V::Set(0x1p-24f), quotient);
+  }
+};
+
+template <typename V>
+[[gnu::always_inline]] inline typename V::F LoadOriginal(const QuantizeState& s,
+                                                         const uint16_t* p) {
+  return s.bf16 ? V::LoadBf16(p) : V::LoadF16(p);
+}
+
+// Above this a float butterfly of 8 stages could overflow later on: the token is unencodable.
+inline constexpr float kRotationInputMax = 0x1p100f;
+
+// Tokens t .. t + kCount - 1 that can't be encoded get scale and zero 0, and clear(u). Returns
+// whether there was none.
+template <typename V, int kCount, typename Clear>
+[[gnu::always_inline]] inline bool ClearUnencodable(QuantizeState& s, int t,
+                                                    const float* magnitudes, uint16_t* scale_bits,
+                                                    uint16_t* zero_bits, const Clear& clear) {
+  bool all = true;
+  for (int u = 0; u < kCount; ++u) {
+    const bool finite = (scale_bits[u] & 0x7c00) != 0x7c00 && (zero_bits[u] & 0x7c00) != 0x7c00;
+    if (finite && magnitudes[u] <= kRotationInputMax) continue;
+    all = false;
+    scale_bits[u] = zero_bits[u] = 0;
+    s.value_norm[t + u] = __builtin_inff();  // measured by the caller
+    clear(u);
+  }
+  return all;
+}
+
+}  // namespace certkv::cpu
+
+#endif  // CERTKV_KERNELS_CPU_QUANTIZE_CODING_H_

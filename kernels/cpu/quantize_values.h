@@ -1,0 +1,204 @@
+// V4 and V8 by rows of tokens: lanes of vectors are channels, as the originals lie and as the codes
+// are stored, so that nothing is transposed. For instruction sets of 8 lanes. Float operations are
+// those of docs/formats.md, one for one: a butterfly inside a vector is x * (+-1) + partner, whose
+// product is exact.
+#ifndef CERTKV_KERNELS_CPU_QUANTIZE_VALUES_H_
+#define CERTKV_KERNELS_CPU_QUANTIZE_VALUES_H_
+
+#include <cstdint>
+
+#include "kernels/cpu/attend_keys.h"
+#include "kernels/cpu/quantize_coding.h"
+#include "kernels/cpu/quantize_state.h"
+#include "kernels/cpu/unroll.h"
+
+namespace certkv::cpu {
+
+inline constexpr int kRowTokens = 8;  // tokens whose codings are chosen together
+
+// Rotated rows of kRowTokens tokens and what their codings and bounds need.
+template <typename V>
+struct RotatedRows {
+  alignas(64) float row[kRowTokens][kHeadDimMax];
+  float min[kRowTokens];
+  float max[kRowTokens];
+  float magnitude[kRowTokens];  // of the originals
+  float square[kRowTokens];     // their sum of squares
+};
+
+// Butterflies of distance 8 kDistance channels among kVectors vectors, then of twice that, ...
+template <typename V, int kVectors, int kDistance = 1>
+[[gnu::always_inline]] inline void VectorButterflies(typename V::F* x) {
+  if constexpr (kDistance < kVectors) {
+    Unroll<kVectors / 2>([&](auto pair) __attribute__((always_inline)) {
+      constexpr int kIndex = decltype(pair)::value;
+      constexpr int a = kIndex / kDistance * 2 * kDistance + kIndex % kDistance;
+      const typename V::F first = x[a];
+      const typename V::F second = x[a + kDistance];
+      x[a] = V::Add(first, second);
+      x[a + kDistance] = V::Sub(first, second);
+    });
+    VectorButterflies<V, kVectors, 2 * kDistance>(x);
+  }
+}
+
+template <typename V>
+struct RowSums {
+  typename V::F magnitude = V::Zero();
+  typename V::F square = V::Zero();
+  typename V::F min = V::Set(__builtin_inff());
+  typename V::F max = V::Set(-__builtin_inff());
+
+  [[gnu::always_inline]] void AddRotated(typename V::F y) {
+    min = V::Min(min, y);
+    max = V::Max(max, y);
+  }
+};
+
+// The first stages of a block of n >= 8 kVectors channels: distances below 8 kVectors. The last
+// ones, when the block is larger, are up to JoinChunks.
+template <typename V, bool kBf16, int kVectors>
+[[gnu::always_inline]] inline void RotateChunk(const uint16_t* words, float factor, bool whole,
+                                               float* out, RowSums<V>* sums) {
+  typename V::F x[kVectors];
+  Unroll<kVectors>([&](auto v) __attribute__((always_inline)) {
+    const typename V::F value = Load16<V, kBf16>(words + v * V::kLanes);
+    sums->magnitude = V::Max(sums->magnitude, V::Abs(value));
+    sums->square = V::MulAdd(value, value, sums->square);
+    x[v] = V::LaneButterflies(value);
+  });
+  VectorButterflies<V, kVectors>(x);
+  Unroll<kVectors>([&](auto v) __attribute__((always_inline)) {
+    if (whole) {
+      x[v] = V::Mul(x[v], V::Set(factor));
+      sums->AddRotated(x[v]);
+    }
+    V::Store(out + v * V::kLanes, x[v]);
+  });
+}
+
+// Distances 64, 128, ... of a block of kChunks * 64 channels, and its factor.
+template <typename V, int kChunks>
+[[gnu::always_inline]] inline void JoinChunks(float factor, float* out, RowSums<V>* sums) {
+  for (int i = 0; i < 64; i += V::kLanes) {
+    typename V::F x[kChunks];
+    Unroll<kChunks>([&](auto c)
+                        __attribute__((always_inline)) { x[c] = V::Load(out + 64 * c + i); });
+    VectorButterflies<V, kChunks>(x);
+    Unroll<kChunks>([&](auto c) __attribute__((always_inline)) {
+      const typename V::F y = V::Mul(x[c], V::Set(factor));
+      sums->AddRotated(y);
+      V::Store(out + 64 * c + i, y);
+    });
+  }
+}
+
+template <typename V, bool kBf16>
+[[gnu::always_inline]] inline void RotateRow(const uint16_t* words, int dim, int u,
+                                             RotatedRows<V>* rows) {
+  RowSums<V> sums;
+  for (int begin = 0; begin < dim;) {
+    int n = 16;
+    while (2 * n <= dim - begin) n *= 2;
+    const auto factor = static_cast<float>(1.0 / __builtin_sqrt(static_cast<double>(n)));
+    float* out = rows->row[u] + begin;
+    if (n == 16) {
+      RotateChunk<V, kBf16, 2>(words + begin, factor, true, out, &sums);
+    } else if (n == 32) {
+      RotateChunk<V, kBf16, 4>(words + begin, factor, true, out, &sums);
+    } else {
+      for (int i = 0; i < n; i += 64) {
+        RotateChunk<V, kBf16, 8>(words + begin + i, factor, n == 64, out + i, &sums);
+      }
+      if (n == 128) JoinChunks<V, 2>(factor, out, &sums);
+      if (n == 256) JoinChunks<V, 4>(factor, out, &sums);
+    }
+    begin += n;
+  }
+  rows->min[u] = -V::ReduceMax(V::Sub(V::Zero(), sums.min));
+  rows->max[u] = V::ReduceMax(sums.max);
+  rows->magnitude[u] = V::ReduceMax(sums.magnitude);
+  rows->square[u] = V::ReduceAdd(sums.square);
+}
+
+// Codes of two neighbouring tokens, rows u and u + 1, as dwords; and their squared errors.
+template <typename V, int kBits>
+[[gnu::always_inline]] inline void EncodePair(const RotatedRows<V>& rows, const float* scale,
+                                              const float* zero, const float* inverse, int u,
+                                              int dim, uint8_t* out, float* error) {
+  constexpr int kCodes = 16 / kBits;
+  constexpr int kZoneChannels = V::kLanes * kCodes;
+  typename V::F errors[2] = {V::Zero(), V::Zero()};
+  for (int begin = 0; begin < dim; begin += kZoneChannels, out += 4 * V::kLanes) {
+    typename V::I packed = V::ZeroI();
+    Unroll<kCodes>([&](auto n) __attribute__((always_inline)) {
+      const int channel = begin + n * V::kLanes;
+      if (channel >= dim) return;
+      Unroll<2>([&](auto odd) __attribute__((always_inline)) {
+        const typename V::F offset =
+            V::Sub(V::Load(rows.row[u + odd] + channel), V::Set(zero[u + odd]));
+        const typename V::I code = V::ToInt(V::Mul(offset, V::Set(inverse[u + odd])));
+        constexpr int kBit = 16 * decltype(odd)::value + kBits * decltype(n)::value;
+        packed = V::OrI(packed, V::template ShiftLeft32<kBit>(code));
+        const typename V::F left = V::NegMulAdd(V::ToFloat(code), V::Set(scale[u + odd]), offset);
+        errors[odd] = V::MulAdd(left, left, errors[odd]);
+      });
+    });
+    V::StoreI(out, packed);
+  }
+  error[u] = V::ReduceAdd(errors[0]);
+  error[u + 1] = V::ReduceAdd(errors[1]);
+}
+
+template <typename V, int kBits, bool kBf16>
+void EncodeValueRows(QuantizeState& s) {
+  const QuantizeTileArgs& args = *s.args;
+  const TileLayout& layout = *args.layout;
+  const int dim = layout.value_dim;
+  const int64_t pair_bytes = layout.value_bytes / (kSubBlockTokens / 2);
+  RotatedRows<V> rows;
+  for (int t = 0; t < kTileTokens; t += kRowTokens) {
+    for (int u = 0; u < kRowTokens; ++u) {
+      RotateRow<V, kBf16>(args.values + (t + u) * args.value_stride, dim, u, &rows);
+    }
+    uint8_t* block = args.detail + t / kSubBlockTokens * layout.sub_block_bytes;
+    auto* scale_bits =
+        reinterpret_cast<uint16_t*>(block + layout.value_scale_offset) + t % kSubBlockTokens;
+    Coding<V> coding;
+    coding.Choose(V::Load(rows.min), V::Load(rows.max), (1 << kBits) - 1, scale_bits,
+                  scale_bits + kSubBlockTokens);
+    V::Store(s.value_norm + t, V::Load(rows.square));  // the root is taken by the caller
+    const bool all = ClearUnencodable<V, kRowTokens>(s, t, rows.magnitude, scale_bits,
+                                                     scale_bits + kSubBlockTokens, [&](int u) {
+                                                       for (float& y : rows.row[u]) y = 0;
+                                                     });
+    if (__builtin_expect(!all, 0)) {
+      coding.zero = V::LoadF16(scale_bits + kSubBlockTokens);
+      coding.Reload(scale_bits);
+    }
+    float scale[kRowTokens];
+    float zero[kRowTokens];
+    float inverse[kRowTokens];
+    V::Store(scale, coding.scale);
+    V::Store(zero, coding.zero);
+    V::Store(inverse, coding.inverse);
+    V::Store(s.value_span + t, V::Mul(coding.scale, V::Set((1 << kBits) - 1)));
+    for (int u = 0; u < kRowTokens; u += 2) {
+      uint8_t* out = block + layout.value_offset + (t % kSubBlockTokens + u) / 2 * pair_bytes;
+      EncodePair<V, kBits>(rows, scale, zero, inverse, u, dim, out, s.value_error + t);
+    }
+  }
+}
+
+template <typename V>
+void EncodeRotatedRows(QuantizeState* state) {
+  const bool v4 = state->args->layout->value_format == ValueFormat::kV4;
+  if (v4 && state->bf16) return EncodeValueRows<V, 4, true>(*state);
+  if (v4) return EncodeValueRows<V, 4, false>(*state);
+  if (state->bf16) return EncodeValueRows<V, 8, true>(*state);
+  EncodeValueRows<V, 8, false>(*state);
+}
+
+}  // namespace certkv::cpu
+
+#endif  // CERTKV_KERNELS_CPU_QUANTIZE_VALUES_H_
