@@ -154,7 +154,8 @@ void ReportShape(const std::vector<Variant>& variants, const Shape& shape, doubl
                           {"ratio_to_fp16", ratio},
                           {"gigabytes_per_second", bytes / ns},
                           {"read_sum_gigabytes_per_second", 1 / sum_ns_per_byte},
-                          {"share_of_read_bandwidth", share}};
+                          {"share_of_read_bandwidth", share},
+                          {"huge_pages_in_use", HugePagesInUse()}};
     if (variant.schedule() != nullptr) {
       row["prefetch_lines"] = {variant.schedule()->key_lines, variant.schedule()->value_lines};
     }
@@ -206,7 +207,6 @@ int Main() {
   }
   nlohmann::json results = DescribeRun();
   results["rounds"] = absl::GetFlag(FLAGS_rounds);
-  results["huge_pages_in_use"] = HugePagesInUse();
   std::printf("%s\n", results.dump(2).c_str());
   results["rows"] = rows;
   const std::string path = absl::GetFlag(FLAGS_json);

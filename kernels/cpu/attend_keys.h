@@ -27,20 +27,22 @@
 
 namespace certkv::cpu {
 
-// Sub-blocks that a score loop over `heads` heads takes at once: as many as fit its accumulators,
-// of which each head and vector takes `registers`.
-template <typename V>
-constexpr int SubBlocksAtOnce(int heads, int registers, int accumulators) {
-  const int fit = accumulators / (heads * registers * (kSubBlockTokens / V::kLanes));
-  return fit >= 4 ? 4 : fit >= 2 ? 2 : 1;
-}
-template <typename V>
-constexpr int AffineSubBlocks(int heads) {
-  return SubBlocksAtOnce<V>(heads, V::kDotRegisters, V::kDotAccumulators);
-}
+// Sub-blocks that a loop over 16-bit keys and `heads` heads takes at once: as many as fit its
+// accumulators.
 template <typename V>
 constexpr int FloatSubBlocks(int heads) {
-  return SubBlocksAtOnce<V>(heads, 1, V::kAccumulators);
+  const int fit = V::kAccumulators / (heads * (kSubBlockTokens / V::kLanes));
+  return fit >= 4 ? 4 : fit >= 2 ? 2 : 1;
+}
+
+// Vectors of tokens that a loop over key codes and `heads` heads takes at once: whole sub-blocks as
+// long as their dots fit, else one vector.
+template <typename V>
+constexpr int CodeVectors(int heads) {
+  constexpr int kPerSubBlock = kSubBlockTokens / V::kLanes;
+  if (heads > V::kChunkHeads) return 1;
+  const int fit = V::kDotAccumulators / (heads * V::kDotRegisters * kPerSubBlock);
+  return kPerSubBlock * (fit >= 4 ? 4 : fit >= 2 ? 2 : 1);
 }
 
 // Widens the tile's scales and middle keys. Returns an upper bound on ||m||, up to rounding.
@@ -195,17 +197,19 @@ template <typename V, KeyFormat kFormat, int kGroup, int kHeads, int kVectors>
   });
 }
 
-// Logits of kHeads heads from `head`, all sub-blocks.
+// Logits of kHeads heads from `head`, all tokens.
 template <typename V, KeyFormat kFormat, int kHeads>
 void ScoreAffine(AttendState& s, const KeyPlanes& planes, int head, Prefetcher<V>& cursor) {
   Prefetcher<V> prefetch = cursor;  // in registers
-  constexpr int kSubBlocks = AffineSubBlocks<V>(kHeads);
-  constexpr int kVectors = kSubBlocks * (kSubBlockTokens / V::kLanes);
+  constexpr int kVectors = CodeVectors<V>(kHeads);
+  constexpr int kTokens = kVectors * V::kLanes;
   const int32_t* head_terms = s.terms + head * kTermRow;
   const int steps = s.head_dim / 16;
-  for (int b = 0; b < kSubBlocksPerTile; b += kSubBlocks) {
-    const uint8_t* coarse = planes.coarse + b * planes.coarse_step;
-    const uint8_t* fine = planes.fine + b * planes.fine_step;
+  for (int t = 0; t < kTileTokens; t += kTokens) {
+    const int b = t / kSubBlockTokens;
+    const int bytes_before = 4 * (t % kSubBlockTokens);
+    const uint8_t* coarse = planes.coarse + b * planes.coarse_step + bytes_before;
+    const uint8_t* fine = planes.fine + b * planes.fine_step + bytes_before;
     typename V::Dot dots[kHeads * kVectors];
     Unroll<kHeads * kVectors>([&](auto k)
                                   __attribute__((always_inline)) { dots[k] = V::ZeroDot(); });
@@ -224,7 +228,7 @@ void ScoreAffine(AttendState& s, const KeyPlanes& planes, int head, Prefetcher<V
     Unroll<kHeads * kVectors>([&](auto k) __attribute__((always_inline)) {
       const int g = head + k / kVectors;
       const typename V::I sum = V::AddI(V::Total(dots[k]), V::SetI(s.term_bias[g]));
-      V::Store(s.scores + g * kTileTokens + b * kSubBlockTokens + k % kVectors * V::kLanes,
+      V::Store(s.scores + g * kTileTokens + t + k % kVectors * V::kLanes,
                V::MulAdd(V::ToFloat(sum), V::Set(s.term_unit[g]), V::Set(s.term_base[g])));
     });
   }

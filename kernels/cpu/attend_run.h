@@ -11,6 +11,7 @@
 #include "kernels/cpu/attend_state.h"
 #include "kernels/cpu/attend_values.h"
 #include "kernels/cpu/attend_witness.h"
+#include "kernels/cpu/finish_masses.h"
 #include "kernels/cpu/prefetch.h"
 
 namespace certkv::cpu {
@@ -67,10 +68,7 @@ void ScorePlanes(AttendState& s, const KeyPlanes& planes, float key_scale, int h
           case KeyFormat::kK4:
             return ScoreAffine<V, KeyFormat::kK4, kHeads>(s, planes, head, prefetch);
           case KeyFormat::kFp8E4m3:
-            // Two accumulators per head and no sharing worth more registers.
-            for (int h = head; h < head + kHeads; ++h) {
-              ScoreFp8<V, 1>(s, planes, h, key_scale, prefetch);
-            }
+            ScoreFp8<V, kHeads>(s, planes, head, key_scale, prefetch);
             return;
           case KeyFormat::kF16:
             return Score16Bit<V, false, kHeads>(s, planes, head, prefetch);
@@ -78,6 +76,19 @@ void ScorePlanes(AttendState& s, const KeyPlanes& planes, float key_scale, int h
             return Score16Bit<V, true, kHeads>(s, planes, head, prefetch);
         }
       });
+}
+
+// Logits of heads [head, head + V::kWideHeads) from affine keys.
+template <typename V>
+void ScoreWide(AttendState& s, const KeyPlanes& planes, int head, Prefetcher<V>& prefetch) {
+  switch (s.args->layout->key_format) {
+    case KeyFormat::kK8:
+      return ScoreAffine<V, KeyFormat::kK8, V::kWideHeads>(s, planes, head, prefetch);
+    case KeyFormat::kK6:
+      return ScoreAffine<V, KeyFormat::kK6, V::kWideHeads>(s, planes, head, prefetch);
+    default:
+      return ScoreAffine<V, KeyFormat::kK4, V::kWideHeads>(s, planes, head, prefetch);
+  }
 }
 
 // Logits and width of head g from rows of originals.
@@ -132,7 +143,13 @@ void ScoreTile(AttendState& s, const Unit& unit, const UnitSources& sources, Hea
 
   const bool mixed = (sources.any & kSourceOriginalKeys) != 0;
   const int chunk = mixed ? 1 : V::kChunkHeads;
-  for (int head = 0; head < args.group_size; head += chunk) {
+  int head = 0;
+  if (affine && !mixed) {
+    for (; head + V::kWideHeads <= args.group_size; head += V::kWideHeads) {
+      ScoreWide<V>(s, planes, head, prefetch);
+    }
+  }
+  for (; head < args.group_size; head += chunk) {
     if ((sources.head[head] & kSourceOriginalKeys) != 0) continue;
     const int left = args.group_size - head;
     ScorePlanes<V>(s, planes, header->key_scale, head, left < chunk ? left : chunk, prefetch);
@@ -435,7 +452,7 @@ int RotatedIndexOf(const AttendState* s, int channel) {
 
 template <typename V>
 constexpr AttendKernels MakeAttendKernels() {
-  return {Run<V>, FinishAtoms<V>, RotatedIndexOf<V>};
+  return {Run<V>, FinishAtoms<V>, RotatedIndexOf<V>, ComputeFinishMasses<V>};
 }
 
 }  // namespace certkv::cpu
