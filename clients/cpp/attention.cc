@@ -338,6 +338,9 @@ absl::StatusOr<std::vector<ReadResult>> AttentionImpl::Exchange(absl::Span<const
 
 ReadResult AttentionImpl::ReadInProcess(const ReadRequest& read) const {
   absl::StatusOr<ReadResult> result = AttendExactInProcess(worker_, sequence_, read);
+  if (absl::IsDataLoss(result.status()) && worker_.RepairBlocks(sequence_).ok()) {
+    result = AttendExactInProcess(worker_, sequence_, read);
+  }
   if (result.ok()) return *std::move(result);
   ReadResult failed;
   failed.status = result.status();
@@ -346,7 +349,8 @@ ReadResult AttentionImpl::ReadInProcess(const ReadRequest& read) const {
 }
 
 std::vector<ReadResult> AttentionImpl::AttendPart(absl::Span<const ReadRequest> reads) {
-  constexpr int kTries = 2;  // a restarted certifier or a renewed lease deserves a second one
+  // A restarted certifier, a renewed lease or a repaired block deserves a second one.
+  constexpr int kTries = 2;
   std::vector<ReadResult> results(reads.size());
   for (int attempt = 0; attempt < kTries; ++attempt) {
     const PolicyLease lease = request_.CurrentLease();
@@ -363,8 +367,15 @@ std::vector<ReadResult> AttentionImpl::AttendPart(absl::Span<const ReadRequest> 
           return !result.status.ok() &&
                  (ViewIsGone(result.status) || IsLeaseExpired(result.status));
         });
-    if (!again) return *std::move(answered);
-    DropView();
+    if (again) {
+      DropView();
+      continue;
+    }
+    const bool damaged =
+        std::any_of(answered->begin(), answered->end(),
+                    [](const ReadResult& result) { return absl::IsDataLoss(result.status); });
+    const bool repaired = damaged && attempt == 0 && worker_.RepairBlocks(sequence_).ok();
+    if (!repaired) return *std::move(answered);
   }
   for (size_t i = 0; i < reads.size(); ++i) results[i] = ReadInProcess(reads[i]);
   return results;

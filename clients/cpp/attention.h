@@ -56,13 +56,17 @@ class Attention {
   // Errors: as Open.
   virtual absl::Status Refresh() = 0;
 
-  // Reads in order; one result per read. Certificates are reported to gate. A failed read is in its
-  // result; the call itself fails only on misuse (InvalidArgument [READ_INVALID]).
+  // Reads in order; one result per read. Certificates are reported to gate. A read that meets
+  // damaged bytes is done again once the store has repaired them, or fails with DATA_LOSS. A failed
+  // read is in its result; the call itself fails only on misuse (InvalidArgument [READ_INVALID]).
   virtual absl::StatusOr<std::vector<ReadResult>> Attend(absl::Span<const ReadRequest> reads) = 0;
 };
 
 // The exact attention of one read from the originals that the worker maps: no certifier involved.
-// Errors: Aborted [BLOCK_REUSED]; FailedPrecondition [LEASE_LOST]; InvalidArgument [READ_INVALID].
+// Every tile is compared with its checksums first.
+// Errors: Aborted [BLOCK_REUSED]; FailedPrecondition [LEASE_LOST]; InvalidArgument [READ_INVALID];
+//         DataLoss [SCAN_CHECKSUM | DETAIL_CHECKSUM | ORIGINAL_CHECKSUM_MISMATCH |
+//         TILE_FORMAT_MISMATCH | TILE_IDENTITY_MISMATCH].
 absl::StatusOr<ReadResult> AttendExactInProcess(const Worker& worker, const Sequence& sequence,
                                                 const ReadRequest& read);
 

@@ -1,14 +1,17 @@
 // The in-process exact read: the same kernel, every tile from its originals.
 #include <algorithm>
 #include <chrono>
+#include <cstring>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "clients/cpp/attention.h"
+#include "kernels/core/block_key.h"
 #include "kernels/core/limits.h"
 #include "kernels/core/status.h"
 #include "kernels/ops/attend.h"
 #include "kernels/ops/finish_certificate.h"
+#include "kernels/ops/quantize_tile.h"
 
 namespace certkv::client {
 namespace {
@@ -68,6 +71,32 @@ std::vector<AttendTile> MakeTiles(const Worker& worker, const Sequence& sequence
     }
   }
   return tiles;
+}
+
+// Is every tile the one that was sealed, in both representations? The bound of an exact output
+// comes from the tile's header, so the quantized record counts too.
+absl::Status VerifyTiles(const Worker& worker, const Sequence& sequence, int32_t layer,
+                         int32_t kv_head, const std::vector<AttendTile>& tiles) {
+  const int32_t tiles_per_block = worker.spec().tiles_per_block();
+  for (size_t i = 0; i < tiles.size(); ++i) {
+    const size_t block = i / tiles_per_block;
+    const auto tile = static_cast<int32_t>(i % tiles_per_block);
+    absl::Status status =
+        VerifyTile(worker.device_layout().tile_layout(layer), tiles[i].scan, tiles[i].detail,
+                   tiles[i].original_keys, tiles[i].original_values);
+    TileHeader header;
+    std::memcpy(&header, tiles[i].scan, sizeof(header));
+    const BlockKey& key = sequence.blocks()[block].key;
+    if (status.ok() && header.identity_tag != TileIdentityTag(key, layer, kv_head, tile)) {
+      status = MakeError(absl::StatusCode::kDataLoss, "TILE_IDENTITY_MISMATCH",
+                         "the slot holds another block's tile");
+    }
+    if (status.ok()) continue;
+    return WithContext(
+        status, absl::StrCat("block ", block, " (", ToHex(key.view(), 8), "...), layer ", layer,
+                             ", KV head ", kv_head, ", tile ", tile));
+  }
+  return absl::OkStatus();
 }
 
 AttendArgs MakeArgs(const Worker& worker, const Sequence& sequence, const ReadRequest& read,
@@ -177,6 +206,12 @@ absl::StatusOr<ReadResult> AttendExactInProcess(const Worker& worker, const Sequ
   result.certificates.resize(spec.query_head_count());
   for (int32_t kv_head = 0; kv_head < spec.kv_head_count; ++kv_head) {
     const std::vector<AttendTile> tiles = MakeTiles(worker, sequence, read.layer, kv_head);
+    const absl::Status intact = VerifyTiles(worker, sequence, read.layer, kv_head, tiles);
+    if (!intact.ok()) {
+      // A slot that was reused meanwhile explains it.
+      CERTKV_RETURN_IF_ERROR(CheckGenerations(worker, sequence, /*after=*/true));
+      return intact;
+    }
     const std::vector<uint8_t> sources(tiles.size() * spec.group_size,
                                        kSourceOriginalKeys | kSourceOriginalValues);
     const AttendArgs args = MakeArgs(worker, sequence, read, kv_head, tiles, sources);

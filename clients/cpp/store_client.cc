@@ -151,6 +151,18 @@ absl::Status StoreClient::ReleaseLease(SessionId session, LeaseId lease) {
   });
 }
 
+absl::Status StoreClient::FetchOriginals(SessionId session, LeaseId lease,
+                                         absl::Span<const BlockKey> keys) {
+  v1::FetchOriginalsRequest request;
+  request.set_session_id(static_cast<int64_t>(session));
+  request.set_lease_id(static_cast<int64_t>(lease));
+  AddKeys(keys, request.mutable_block_keys());
+  v1::FetchOriginalsResponse response;
+  return CallUnary(options_.seal_timeout_ms, Retry::kIdempotent, [&](grpc::ClientContext& context) {
+    return stub_->FetchOriginals(&context, request, &response);
+  });
+}
+
 absl::StatusOr<v1::Stats> StoreClient::GetStats() {
   v1::Stats response;
   CERTKV_RETURN_IF_ERROR(

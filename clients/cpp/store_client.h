@@ -61,6 +61,9 @@ class StoreClient {
   // New deadline, Unix epoch in milliseconds.
   absl::StatusOr<int64_t> RenewLease(SessionId session, LeaseId lease);
   absl::Status ReleaseLease(SessionId session, LeaseId lease);
+  // Has the store check leased blocks against their checksums and repair what it can. Errors:
+  // DataLoss [ORIGINAL_LOST].
+  absl::Status FetchOriginals(SessionId session, LeaseId lease, absl::Span<const BlockKey> keys);
   absl::StatusOr<certkv::kvstore::v1::Stats> GetStats();
   absl::StatusOr<certkv::kvstore::v1::ListBlocksResponse> ListBlocks(CacheId cache,
                                                                      int32_t page_size,

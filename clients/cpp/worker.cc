@@ -187,6 +187,7 @@ absl::Status Worker::AddSealed(Sequence& sequence, absl::Span<const BlockKey> ke
   }
   impl_->keeper.Add(sealed->lease, sealed->expire_time_ms);
   sequence.leases_.push_back(sealed->lease);
+  sequence.lease_block_counts_.push_back(static_cast<int32_t>(sealed->blocks.size()));
   for (const BlockHandle& block : sealed->blocks) sequence.blocks_.push_back(block);
   sequence.shared_block_count_ += sealed->shared_count;
   return absl::OkStatus();
@@ -214,6 +215,7 @@ absl::StatusOr<std::unique_ptr<Sequence>> Worker::Lookup(absl::Span<const int32_
     if (found.blocks.empty()) break;
     impl_->keeper.Add(found.lease, found.expire_time_ms);
     sequence->leases_.push_back(found.lease);
+    sequence->lease_block_counts_.push_back(static_cast<int32_t>(found.blocks.size()));
     for (const BlockHandle& block : found.blocks) sequence->blocks_.push_back(block);
     if (found.blocks.size() < batch.size()) break;
   }
@@ -282,6 +284,19 @@ absl::Status Worker::AppendToken(Sequence& sequence, absl::Span<const int32_t> t
     }
   }
   ++sequence.token_count_;
+  return absl::OkStatus();
+}
+
+absl::Status Worker::RepairBlocks(const Sequence& sequence) {
+  size_t first = 0;
+  for (size_t i = 0; i < sequence.leases_.size(); ++i) {
+    std::vector<BlockKey> keys;
+    for (int32_t block = 0; block < sequence.lease_block_counts_[i]; ++block) {
+      keys.push_back(sequence.blocks_[first++].key);
+    }
+    CERTKV_RETURN_IF_ERROR(
+        impl_->store->FetchOriginals(impl_->session.session, sequence.leases_[i], keys));
+  }
   return absl::OkStatus();
 }
 

@@ -67,6 +67,7 @@ class Sequence {
   Worker* worker_;
   std::vector<BlockHandle> blocks_;
   std::vector<LeaseId> leases_;
+  std::vector<int32_t> lease_block_counts_;  // of each lease, in the order of blocks_
   TailRef tail_;
   int64_t token_count_ = 0;
   int32_t shared_block_count_ = 0;
@@ -105,6 +106,11 @@ class Worker {
   //         last whole block (the error says so).
   absl::Status AppendToken(Sequence& sequence, absl::Span<const int32_t> token_ids,
                            absl::Span<const LayerKv> layers, const BlockKeyContext& key_context);
+
+  // Has the store compare all blocks of the sequence with their checksums; quantized bytes that are
+  // damaged are then made again from the originals, in place. For a read that met DATA_LOSS.
+  // Errors: DataLoss [ORIGINAL_LOST], a block is gone for good; NotFound [LEASE_NOT_FOUND].
+  absl::Status RepairBlocks(const Sequence& sequence);
 
   const CacheSpec& spec() const;
   const SpecDigest& spec_digest() const;

@@ -26,6 +26,9 @@ ConfigSection CertifierConfigSection(CertifierConfig* config) {
   section.AddInteger("read_threads", &config->read_threads, {0, 1024}, "threads",
                      "threads of server.io_threads that work on one message together; 0 means one "
                      "per processor");
+  section.AddBool("verify_every_read", &config->verify_every_read,
+                  "recompute the checksums of quantized blocks on every read, not only on the "
+                  "first one after they were sealed or came back");
   return section;
 }
 

@@ -19,6 +19,7 @@ struct CertifierConfig {
   int32_t stream_limit = 1024;      //
   int32_t messages_in_flight = 4;   // of one Attend stream
   int32_t read_threads = 0;         // 0: one per processor
+  bool verify_every_read = false;   //
 };
 
 // `config` must live as long as the section is used.

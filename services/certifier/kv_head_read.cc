@@ -32,7 +32,7 @@ KvHeadRead::KvHeadRead(const ReadPlan& plan, int32_t kv_head, const ReadKernels&
       kernels_(kernels),
       counters_(counters),
       workspace_(workspace),
-      tiles_(plan, kv_head, counters, workspace) {}
+      tiles_(plan, kv_head, kernels.verify_every_read, counters, workspace) {}
 
 absl::Status KvHeadRead::Run(KvHeadResult* result) {
   CERTKV_RETURN_IF_ERROR(tiles_.Open());

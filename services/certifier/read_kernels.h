@@ -14,6 +14,9 @@ namespace certkv::certifier {
 struct ReadKernels {
   std::function<absl::Status(const AttendArgs&, const AttendResult&, void*)> attend;
   std::function<absl::Status(const FinishArgs&, FinishWorkspace*, Certificate*)> finish;
+  // Recompute the checksums of quantized tiles on every read, not once per generation of a slot: a
+  // bit that flips later is found by the next read, not by the store's next scrub.
+  bool verify_every_read = false;
 };
 
 // Both by `backend`.

@@ -33,9 +33,13 @@ bool AllFinite(OriginalDtype dtype, const uint16_t* words, int64_t count) {
 
 }  // namespace
 
-ReadTiles::ReadTiles(const ReadPlan& plan, int32_t kv_head, CertifierCounters* counters,
-                     ReadWorkspace* workspace)
-    : plan_(plan), kv_head_(kv_head), counters_(counters), workspace_(workspace) {}
+ReadTiles::ReadTiles(const ReadPlan& plan, int32_t kv_head, bool verify_always,
+                     CertifierCounters* counters, ReadWorkspace* workspace)
+    : plan_(plan),
+      kv_head_(kv_head),
+      verify_always_(verify_always),
+      counters_(counters),
+      workspace_(workspace) {}
 
 absl::Status ReadTiles::Open() {
   CERTKV_RETURN_IF_ERROR(plan_.cache->CheckAlive());
@@ -70,7 +74,7 @@ absl::Status ReadTiles::OpenBlock(int32_t block) {
                      ", tile ", i, ": device slot ", slot, " holds another block's tile than key ",
                      ToHex(handle.key.view(), 8), " names; drop the block and seal it again"));
   }
-  if (plan_.cache->verified_tiles()->Contains(layer, kv_head_, handle.device)) {
+  if (!verify_always_ && plan_.cache->verified_tiles()->Contains(layer, kv_head_, handle.device)) {
     return absl::OkStatus();
   }
   return VerifyBlock(block);

@@ -18,11 +18,12 @@ namespace certkv::certifier {
 // Borrows the plan, and the workspace's `tiles` and `original_held`, as long as it lives.
 class ReadTiles {
  public:
-  ReadTiles(const ReadPlan& plan, int32_t kv_head, CertifierCounters* counters,
+  // `verify_always`: see ReadKernels::verify_every_read.
+  ReadTiles(const ReadPlan& plan, int32_t kv_head, bool verify_always, CertifierCounters* counters,
             ReadWorkspace* workspace);
 
-  // Fills workspace->tiles and checks every tile of the range: generation, identity tag, and once
-  // per generation the checksums; and that the tail is finite.
+  // Fills workspace->tiles and checks every tile of the range: generation, identity tag, and, once
+  // per generation or always, the checksums; and that the tail is finite.
   // Errors: Aborted [BLOCK_REUSED]; DataLoss [TILE_IDENTITY_MISMATCH], [SCAN_CHECKSUM],
   //         [DETAIL_CHECKSUM], [TILE_FORMAT_MISMATCH]; InvalidArgument [TAIL_NOT_FINITE];
   //         Unavailable [STORE_UNREACHABLE].
@@ -60,6 +61,7 @@ class ReadTiles {
 
   const ReadPlan& plan_;
   const int32_t kv_head_;
+  const bool verify_always_;
   CertifierCounters* const counters_;
   ReadWorkspace* const workspace_;
 };

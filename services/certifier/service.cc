@@ -313,8 +313,9 @@ absl::StatusOr<std::unique_ptr<CertifierServer>> CertifierServer::Create(
       {{"store", socket}, {"isa", CpuIsaName(isa)}, {"read_threads", ReadThreads(config)}});
   auto provider = std::make_unique<certifier::StoreClient>(
       certifier::StoreClientOptions{.store_socket = socket, .timeout_ms = config.store_timeout_ms});
-  return CreateWith(config, clock, io_context, std::move(provider),
-                    certifier::KernelsOf(Backend::kCpu));
+  certifier::ReadKernels kernels = certifier::KernelsOf(Backend::kCpu);
+  kernels.verify_every_read = config.verify_every_read;
+  return CreateWith(config, clock, io_context, std::move(provider), std::move(kernels));
 }
 
 std::unique_ptr<CertifierServer> CertifierServer::CreateWith(

@@ -13,4 +13,11 @@ absl::Status CheckBatch(size_t count, absl::string_view field) {
                                 kBlocksPerCallMax, "; split the call"));
 }
 
+absl::Status LeaseNotFound(LeaseId lease) {
+  return MakeError(absl::StatusCode::kNotFound, "LEASE_NOT_FOUND",
+                   absl::StrCat("lease ", static_cast<int64_t>(lease),
+                                " is not held by this session: it was released, has expired, or "
+                                "never was; look the blocks up again"));
+}
+
 }  // namespace certkv::kvstore

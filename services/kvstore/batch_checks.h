@@ -6,11 +6,15 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
+#include "kernels/core/ids.h"
 
 namespace certkv::kvstore {
 
 // Errors: InvalidArgument [BATCH_SIZE], `count` of `field` is not in [1, 4096].
 absl::Status CheckBatch(size_t count, absl::string_view field);
+
+// NotFound [LEASE_NOT_FOUND].
+absl::Status LeaseNotFound(LeaseId lease);
 
 }  // namespace certkv::kvstore
 

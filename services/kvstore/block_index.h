@@ -29,7 +29,7 @@ struct BlockRecord {
   int32_t hold_count = 0;  // leases that cover the block, and calls at work on it
   bool pinned = false;
   bool damaged = false;    // its originals are not what was sealed; lookups do not find it
-  bool promoting = false;  // a call is making its device tier planes
+  bool promoting = false;  // a call is making its device tier planes, for the first time or again
   bool live = false;
 };
 // With 5 bytes for each place of the hash set (7/8 full at most, half full at least after growth)

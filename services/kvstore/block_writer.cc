@@ -6,6 +6,7 @@
 #include <cstring>
 #include <limits>
 #include <string>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
@@ -13,7 +14,7 @@
 #include "kernels/core/block_key.h"
 #include "kernels/core/status.h"
 #include "kernels/ops/quantize_tile.h"
-#include "kernels/ops/tile_checksum.h"
+#include "services/kvstore/block_planes.h"
 
 namespace certkv::kvstore {
 namespace {
@@ -40,25 +41,6 @@ class FirstError {
   absl::Status status_ ABSL_GUARDED_BY(mutex_);
 };
 
-// One layer and KV head of one block: the piece of work that a thread takes.
-struct Plane {
-  int64_t block;
-  int32_t layer;
-  int32_t kv_head;
-};
-
-int64_t PlanesPerBlock(const CacheSpec& spec) {
-  return int64_t{spec.layer_count()} * spec.kv_head_count;
-}
-
-Plane PlaneAt(const CacheSpec& spec, int64_t index) {
-  const int64_t in_block = index % PlanesPerBlock(spec);
-  return Plane{index / PlanesPerBlock(spec), static_cast<int32_t>(in_block / spec.kv_head_count),
-               static_cast<int32_t>(in_block % spec.kv_head_count)};
-}
-
-const uint16_t* Halves(const uint8_t* bytes) { return reinterpret_cast<const uint16_t*>(bytes); }
-
 void CopyOriginals(const Cache& cache, const SlabMemory& staging, const BlockWrite& block,
                    const Plane& plane) {
   const CacheSpec& spec = cache.spec();
@@ -73,40 +55,58 @@ void CopyOriginals(const Cache& cache, const SlabMemory& staging, const BlockWri
               size_t{2} * spec.block_tokens * spec.value_dim);
 }
 
-// Quantizes the tiles of a plane from the backing slot; `checksums` [tiles_per_block] out.
-absl::Status QuantizePlane(const Cache& cache, const BlockWrite& block, const Plane& plane,
-                           uint64_t* checksums) {
-  const CacheSpec& spec = cache.spec();
+// Where the records of a tile go.
+struct TileTarget {
+  uint8_t* scan;
+  uint8_t* detail;
+};
+
+TileTarget SlotTarget(const Cache& cache, int32_t slot, const Plane& plane, int32_t tile) {
   const SlabMemory& device = *cache.device_memory();
+  const SlabLayout& layout = device.layout();
+  return {device.base() + layout.scan_offset(slot, plane.layer, plane.kv_head, tile),
+          device.base() + layout.detail_offset(slot, plane.layer, plane.kv_head, tile)};
+}
+
+// Quantizes one tile from the backing slot, and reads back what was written; `checksum` out.
+absl::Status WriteTile(const Cache& cache, const BlockWrite& block, const Plane& plane,
+                       int32_t tile, const TileTarget& target, uint64_t* checksum) {
+  const CacheSpec& spec = cache.spec();
   const SlabMemory& backing = *cache.backing_memory();
-  const uint16_t* keys = Halves(
-      backing.base() + backing.layout().key_offset(block.backing_slot, plane.layer, plane.kv_head));
-  const uint16_t* values =
-      Halves(backing.base() +
-             backing.layout().value_offset(block.backing_slot, plane.layer, plane.kv_head));
-  for (int32_t tile = 0; tile < spec.tiles_per_block(); ++tile) {
-    QuantizeTileArgs args{};
-    args.spec = &spec;
-    args.layer = plane.layer;
-    args.layout = &device.layout().tile_layout(plane.layer);
-    args.keys = keys + int64_t{tile} * kTileTokens * spec.head_dim;
-    args.values = values + int64_t{tile} * kTileTokens * spec.value_dim;
-    args.key_stride = spec.head_dim;
-    args.value_stride = spec.value_dim;
-    args.identity_tag = TileIdentityTag(block.key, plane.layer, plane.kv_head, tile);
-    args.scan = device.base() +
-                device.layout().scan_offset(block.device_slot, plane.layer, plane.kv_head, tile);
-    args.detail = device.base() + device.layout().detail_offset(block.device_slot, plane.layer,
-                                                                plane.kv_head, tile);
-    const absl::Status status = QuantizeTile(Backend::kCpu, args);
-    if (!status.ok()) {
-      return WithContext(
-          status, absl::StrCat("block ", ToHex(block.key.view(), 8), ", layer ", plane.layer,
-                               ", KV head ", plane.kv_head, ", tokens from ", tile * kTileTokens));
-    }
-    TileHeader header;
-    std::memcpy(&header, args.scan, sizeof(header));
-    checksums[tile] = header.original_checksum;
+  const OriginalTile original =
+      OriginalTileAt(backing.base(), backing.layout(), spec, block.backing_slot, plane, tile);
+  QuantizeTileArgs args{};
+  args.spec = &spec;
+  args.layer = plane.layer;
+  args.layout = &cache.device().layout().tile_layout(plane.layer);
+  args.keys = original.keys;
+  args.values = original.values;
+  args.key_stride = spec.head_dim;
+  args.value_stride = spec.value_dim;
+  args.identity_tag = TileIdentityTag(block.key, plane.layer, plane.kv_head, tile);
+  args.scan = target.scan;
+  args.detail = target.detail;
+  absl::Status status = QuantizeTile(Backend::kCpu, args);
+  if (status.ok()) {
+    status = VerifyTile(*args.layout, args.scan, args.detail, original.keys, original.values);
+  }
+  if (!status.ok()) {
+    return WithContext(
+        status, absl::StrCat("block ", ToHex(block.key.view(), 8), ", layer ", plane.layer,
+                             ", KV head ", plane.kv_head, ", tokens from ", tile * kTileTokens));
+  }
+  TileHeader header;
+  std::memcpy(&header, args.scan, sizeof(header));
+  *checksum = header.original_checksum;
+  return absl::OkStatus();
+}
+
+// The tiles of a plane, into the block's device slot; `checksums` [tiles_per_block] out.
+absl::Status WritePlane(const Cache& cache, const BlockWrite& block, const Plane& plane,
+                        uint64_t* checksums) {
+  for (int32_t tile = 0; tile < cache.spec().tiles_per_block(); ++tile) {
+    const TileTarget target = SlotTarget(cache, block.device_slot, plane, tile);
+    CERTKV_RETURN_IF_ERROR(WriteTile(cache, block, plane, tile, target, checksums + tile));
   }
   return absl::OkStatus();
 }
@@ -116,11 +116,11 @@ absl::Status Abandoned() {
                    "the session ended while its blocks were sealed; attach again");
 }
 
-uint64_t DigestOf(const std::vector<uint64_t>& checksums, int64_t first, int64_t count) {
-  return XXH3_64bits(checksums.data() + first, static_cast<size_t>(count) * sizeof(uint64_t));
-}
-
 }  // namespace
+
+uint64_t DigestOfChecksums(const uint64_t* checksums, int64_t count) {
+  return XXH3_64bits(checksums, static_cast<size_t>(count) * sizeof(uint64_t));
+}
 
 absl::Status OriginalLost(const BlockKey& key) {
   return MakeError(absl::StatusCode::kDataLoss, "ORIGINAL_LOST",
@@ -143,8 +143,7 @@ absl::Status WriteBlocks(const Cache& cache, const StagingArea* staging,
     const Plane plane = PlaneAt(spec, index);
     const BlockWrite& block = blocks[plane.block];
     if (block.staging_slot >= 0) CopyOriginals(cache, *staging->memory(), block, plane);
-    const absl::Status status =
-        QuantizePlane(cache, block, plane, checksums.data() + index * tiles);
+    const absl::Status status = WritePlane(cache, block, plane, checksums.data() + index * tiles);
     // Originals that were sealed were finite; a promotion that meets others has another digest.
     if (!status.ok() && block.staging_slot >= 0) error.Report(index, status);
   });
@@ -153,7 +152,8 @@ absl::Status WriteBlocks(const Cache& cache, const StagingArea* staging,
   absl::Status lost;
   for (size_t i = 0; i < blocks.size(); ++i) {
     BlockWrite& block = blocks[i];
-    const uint64_t digest = DigestOf(checksums, static_cast<int64_t>(i) * block_tiles, block_tiles);
+    const uint64_t digest =
+        DigestOfChecksums(checksums.data() + static_cast<int64_t>(i) * block_tiles, block_tiles);
     if (block.staging_slot >= 0) {
       block.originals_digest = digest;
     } else if (block.originals_digest != digest) {
@@ -164,29 +164,53 @@ absl::Status WriteBlocks(const Cache& cache, const StagingArea* staging,
   return lost;
 }
 
-void CheckOriginals(const Cache& cache, absl::Span<OriginalsCheck> blocks, ComputePool* pool) {
+absl::StatusOr<int64_t> RebuildPlanes(const Cache& cache, const BlockWrite& block,
+                                      ComputePool* pool) {
   const CacheSpec& spec = cache.spec();
-  const SlabMemory& backing = *cache.backing_memory();
-  const int64_t block_tiles = PlanesPerBlock(spec) * spec.tiles_per_block();
-  pool->ParallelFor(static_cast<int64_t>(blocks.size()), [&](int64_t index) {
-    OriginalsCheck& block = blocks[index];
-    std::vector<uint64_t> checksums;
-    checksums.reserve(static_cast<size_t>(block_tiles));
-    for (int64_t i = 0; i < PlanesPerBlock(spec); ++i) {
-      const Plane plane = PlaneAt(spec, i);
-      const SlabLayout& layout = backing.layout();
-      const uint8_t* keys =
-          backing.base() + layout.key_offset(block.backing_slot, plane.layer, plane.kv_head);
-      const uint8_t* values =
-          backing.base() + layout.value_offset(block.backing_slot, plane.layer, plane.kv_head);
-      for (int32_t tile = 0; tile < spec.tiles_per_block(); ++tile) {
-        checksums.push_back(OriginalChecksum(
-            layout.tile_layout(plane.layer), Halves(keys + tile * OriginalKeyBytes(spec)),
-            spec.head_dim, Halves(values + tile * OriginalValueBytes(spec)), spec.value_dim));
-      }
+  const SlabLayout& layout = cache.device().layout();
+  const int64_t tiles = spec.tiles_per_block();
+  const int64_t plane_count = PlanesPerBlock(spec);
+  // Records begin at multiples of 64, the alignment that the kernels want.
+  struct alignas(64) Line {
+    uint8_t bytes[64];
+  };
+  std::vector<std::vector<Line>> made(static_cast<size_t>(plane_count));
+  std::vector<uint64_t> checksums(static_cast<size_t>(plane_count * tiles));
+  const auto target_at = [&](int64_t index, const TileLayout& tile_layout, int64_t tile) {
+    uint8_t* record = made[index].data()->bytes + tile * tile_layout.tile_bytes();
+    return TileTarget{record, record + tile_layout.scan_bytes};
+  };
+  FirstError error;
+  pool->ParallelFor(plane_count, [&](int64_t index) {
+    const Plane plane = PlaneAt(spec, index);
+    const TileLayout& tile_layout = layout.tile_layout(plane.layer);
+    made[index].resize(static_cast<size_t>(tiles * tile_layout.tile_bytes() / sizeof(Line)));
+    for (int32_t tile = 0; tile < tiles; ++tile) {
+      const absl::Status status =
+          WriteTile(cache, block, plane, tile, target_at(index, tile_layout, tile),
+                    &checksums[index * tiles + tile]);
+      if (!status.ok()) return error.Report(index, status);
     }
-    block.matches = DigestOf(checksums, 0, block_tiles) == block.originals_digest;
   });
+  const uint64_t digest = DigestOfChecksums(checksums.data(), plane_count * tiles);
+  if (!error.status().ok() || digest != block.originals_digest) return OriginalLost(block.key);
+  int64_t rewritten = 0;
+  const auto rewrite = [&rewritten](uint8_t* to, const uint8_t* from, int64_t bytes) {
+    if (std::memcmp(to, from, static_cast<size_t>(bytes)) == 0) return;
+    std::memcpy(to, from, static_cast<size_t>(bytes));
+    ++rewritten;
+  };
+  for (int64_t index = 0; index < plane_count; ++index) {
+    const Plane plane = PlaneAt(spec, index);
+    const TileLayout& tile_layout = layout.tile_layout(plane.layer);
+    for (int32_t tile = 0; tile < tiles; ++tile) {
+      const TileTarget from = target_at(index, tile_layout, tile);
+      const TileTarget to = SlotTarget(cache, block.device_slot, plane, tile);
+      rewrite(to.scan, from.scan, tile_layout.scan_bytes);
+      rewrite(to.detail, from.detail, tile_layout.detail_bytes);
+    }
+  }
+  return rewritten;
 }
 
 }  // namespace certkv::kvstore

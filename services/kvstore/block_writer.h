@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "kernels/core/ids.h"
 #include "services/kvstore/cache.h"
@@ -21,20 +22,21 @@ struct BlockWrite {
   int32_t staging_slot = -1;  // -1: the originals are in the backing slot already (promotion)
   int32_t backing_slot = -1;  // in when promoted, out when sealed
   int32_t device_slot = -1;   // out
-  // XXH3-64 over the original_checksum of all tiles of the block, by layer, KV head, tile.
-  // In when promoted: what it must be. Out when sealed.
+  // DigestOfChecksums of block_planes.h. In when promoted: what it must be. Out when sealed.
   uint64_t originals_digest = 0;
   bool digest_matches = true;  // out, promotions
 };
 
 // Copies each block's originals from `staging` (null when all are promotions) into its backing
 // slot first, and checks and quantizes that copy: the worker can still write its staging memory.
+// Every tile is read back and compared with its checksums.
 // Layers and KV heads run in parallel on `pool` and the calling thread.
 // Errors: InvalidArgument [NON_FINITE_KEY | NON_FINITE_VALUE | KEY_OUT_OF_RANGE], naming block,
-//         layer, KV head, token and channel of the first bad number; DataLoss [ORIGINAL_LOST], a
-//         promoted block's originals have another digest (digest_matches says which); NotFound
-//         [SESSION_NOT_FOUND], `staging` was abandoned meanwhile. The slots then hold anything and
-//         must not be sealed.
+//         layer, KV head, token and channel of the first bad number; DataLoss [SCAN_CHECKSUM |
+//         DETAIL_CHECKSUM | ORIGINAL_CHECKSUM_MISMATCH], a tile does not read back as written, or
+//         [ORIGINAL_LOST], a promoted block's originals have another digest (digest_matches says
+//         which); NotFound [SESSION_NOT_FOUND], `staging` was abandoned meanwhile. The slots then
+//         hold anything and must not be sealed.
 // Threads: concurrent calls are safe when their slots differ. Takes no lock of the engine.
 absl::Status WriteBlocks(const Cache& cache, const StagingArea* staging,
                          absl::Span<BlockWrite> blocks, ComputePool* pool);
@@ -42,14 +44,14 @@ absl::Status WriteBlocks(const Cache& cache, const StagingArea* staging,
 // DataLoss [ORIGINAL_LOST], naming the block.
 absl::Status OriginalLost(const BlockKey& key);
 
-// A block whose originals are read and compared with its digest.
-struct OriginalsCheck {
-  int32_t backing_slot = -1;
-  uint64_t originals_digest = 0;
-  bool matches = true;  // out
-};
-// Threads: as WriteBlocks. The slots stay sealed meanwhile.
-void CheckOriginals(const Cache& cache, absl::Span<OriginalsCheck> blocks, ComputePool* pool);
+// Makes the planes of a sealed block again from its originals and rewrites the records that differ
+// from them, in place: equal originals give equal bytes, so a byte that was right keeps its value
+// under a reader's eyes, and handles stay. Returns how many records were rewritten.
+// Errors: DataLoss [ORIGINAL_LOST], the originals do not have `block.originals_digest`; nothing was
+//         written then.
+// Threads: the block is held, and no other call writes its slots meanwhile.
+absl::StatusOr<int64_t> RebuildPlanes(const Cache& cache, const BlockWrite& block,
+                                      ComputePool* pool);
 
 }  // namespace certkv::kvstore
 

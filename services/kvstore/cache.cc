@@ -113,6 +113,13 @@ void Cache::Promote(BlockId id, int32_t device_slot, int64_t now_ms) {
   hub_->Append(BlockEventKind::kPromoted, id_, index_.Get(id).key, now_ms);
 }
 
+void Cache::MarkLost(BlockId id, int64_t now_ms) {
+  if (index_.Get(id).damaged) return;
+  index_.SetDamaged(id, true);
+  ++counters_->blocks_lost;
+  hub_->Append(BlockEventKind::kLost, id_, index_.Get(id).key, now_ms);
+}
+
 void Cache::Replace(BlockId id, const NewBlock& block, int64_t now_ms) {
   const BlockRecord old = index_.Get(id);
   CERTKV_CHECK(old.damaged && old.hold_count == 1, "only a damaged block of the caller's own");
@@ -151,6 +158,11 @@ BlockHandle Cache::HandleOf(BlockId id) const {
   const BlockRecord& record = index_.Get(id);
   CERTKV_CHECK(record.live, "only live blocks have handles");
   return BlockHandle{record.key, record.device, record.backing};
+}
+
+int64_t Cache::BytesOf(BlockId id) const {
+  const int64_t device_bytes = index_.Get(id).device.present() ? device_.layout().slot_bytes() : 0;
+  return backing_.layout().slot_bytes() + device_bytes;
 }
 
 void Cache::CheckInvariants() const {

@@ -29,6 +29,11 @@ struct StoreCounters {
   int64_t lookup_blocks_asked = 0;
   int64_t lookup_blocks_found = 0;
   int64_t leases_expired = 0;
+  int64_t blocks_scrubbed = 0;  // blocks, bytes and rounds of the background check
+  int64_t bytes_scrubbed = 0;
+  int64_t scrub_rounds = 0;
+  int64_t blocks_rebuilt = 0;  // planes were damaged and made again from the originals
+  int64_t blocks_lost = 0;     // originals were damaged
 };
 
 // Slots of both tiers, being written.
@@ -90,6 +95,8 @@ class Cache {
   BlockId Publish(const NewBlock& block, int64_t now_ms);
   // Publishes the device tier planes of a block that was in the backing tier only.
   void Promote(BlockId id, int32_t device_slot, int64_t now_ms);
+  // The originals of a block turned out damaged: lookups do not find it any more. Idempotent.
+  void MarkLost(BlockId id, int64_t now_ms);
   // Puts written slots in the place of a damaged block's, which nobody but the caller holds.
   void Replace(BlockId id, const NewBlock& block, int64_t now_ms);
   // Forgets blocks, each after its children, because a client asked for it. None is held, and all
@@ -103,6 +110,8 @@ class Cache {
 
   // The handle of a live block.
   BlockHandle HandleOf(BlockId id) const;
+  // What a live block takes in both tiers.
+  int64_t BytesOf(BlockId id) const;
 
   // Keys that a running call is sealing; others that want them wait for it.
   absl::flat_hash_set<BlockKey>& claimed_keys() { return claimed_keys_; }

@@ -51,6 +51,9 @@ void AddLimitFields(KvStoreConfig* config, ConfigSection* section) {
                       "WatchBlockEvents streams at a time");
   section->AddInteger("event_queue_limit", &config->event_queue_limit, {1, 1 << 20}, "events",
                       "events that a watcher may be behind before it is cut off");
+  section->AddSize("scrub_rate", &config->scrub_bytes_per_second, {0, int64_t{1} << 40},
+                   "bytes per second of stored blocks that are read again in the background and "
+                   "compared with their checksums; 0 turns it off");
   section->AddInteger("seal_threads", &config->seal_threads, {0, 1024}, "threads",
                       "threads that seal, promote and check blocks; 0 means one per processor");
   section->AddInteger("seal_queue_limit", &config->seal_queue_limit, {1, 65536}, "calls",

@@ -26,6 +26,7 @@ struct KvStoreConfig {
   int32_t event_queue_limit = 16384;  // of one watcher
   int32_t seal_threads = 0;           // 0: one per processor
   int32_t seal_queue_limit = 256;
+  int64_t scrub_bytes_per_second = int64_t{32} << 20;
   std::string fd_socket;  // "": DefaultFdSocket()
 };
 

@@ -72,6 +72,7 @@ void BlockInfoToProto(const BlockInfo& info, v1::Block* block) {
                                                : v1::BLOCK_TIER_BACKING_ONLY);
   block->set_lease_count(info.lease_count);
   block->set_pinned(info.pinned);
+  block->set_lost(info.lost);
   block->set_device_bytes(info.device_bytes);
   block->set_original_bytes(info.original_bytes);
   block->set_seal_time_ms(info.seal_time_ms);
@@ -81,7 +82,8 @@ void BlockInfoToProto(const BlockInfo& info, v1::Block* block) {
 
 void BlockEventToProto(const BlockEvent& event, v1::BlockEvent* proto) {
   static_assert(static_cast<int>(BlockEventKind::kSealed) == v1::BlockEvent::KIND_SEALED &&
-                static_cast<int>(BlockEventKind::kDropped) == v1::BlockEvent::KIND_DROPPED);
+                static_cast<int>(BlockEventKind::kDropped) == v1::BlockEvent::KIND_DROPPED &&
+                static_cast<int>(BlockEventKind::kLost) == v1::BlockEvent::KIND_LOST);
   proto->set_kind(static_cast<v1::BlockEvent::Kind>(event.kind));
   proto->set_cache_id(static_cast<int64_t>(event.cache));
   proto->set_block_key(BytesOf(event.key.view()));
@@ -119,6 +121,11 @@ void StatsToProto(const StoreStats& stats, v1::Stats* proto) {
   proto->set_lookup_blocks_asked(stats.counters.lookup_blocks_asked);
   proto->set_lookup_blocks_found(stats.counters.lookup_blocks_found);
   proto->set_leases_expired(stats.counters.leases_expired);
+  proto->set_blocks_scrubbed(stats.counters.blocks_scrubbed);
+  proto->set_bytes_scrubbed(stats.counters.bytes_scrubbed);
+  proto->set_scrub_rounds(stats.counters.scrub_rounds);
+  proto->set_blocks_rebuilt(stats.counters.blocks_rebuilt);
+  proto->set_blocks_lost(stats.counters.blocks_lost);
 }
 
 }  // namespace certkv::kvstore

@@ -22,6 +22,7 @@ enum class BlockEventKind : uint8_t {
   kPromoted = 3,
   kEvicted = 4,
   kDropped = 5,
+  kLost = 6,
 };
 
 struct BlockEvent {

@@ -19,6 +19,7 @@
 #include "services/kvstore/compute_pool.h"
 #include "services/kvstore/convert.h"
 #include "services/kvstore/fd_server.h"
+#include "services/kvstore/scrubber.h"
 #include "services/kvstore/service_watch.h"
 #include "services/kvstore/store_engine.h"
 
@@ -367,10 +368,13 @@ class KvStoreServer::Impl {
         pool(kvstore::SealThreads(config), config.seal_queue_limit),
         engine(config, clock, &pool),
         service(&engine, &pool, fd_socket),
-        ticker(std::make_shared<kvstore::Ticker>(&engine, io_context)) {}
+        ticker(std::make_shared<kvstore::Ticker>(&engine, io_context)),
+        scrubber(std::make_shared<kvstore::Scrubber>(&engine, &pool, io_context,
+                                                     config.scrub_bytes_per_second)) {}
 
   ~Impl() {
     ticker->Stop();
+    scrubber->Stop();
     fd_server.reset();
     pool.Join();
   }
@@ -380,6 +384,7 @@ class KvStoreServer::Impl {
   kvstore::StoreEngine engine;
   kvstore::KvStoreService service;
   const std::shared_ptr<kvstore::Ticker> ticker;
+  const std::shared_ptr<kvstore::Scrubber> scrubber;
   std::unique_ptr<kvstore::FdServer> fd_server;
 };
 
@@ -391,6 +396,7 @@ absl::StatusOr<std::unique_ptr<KvStoreServer>> KvStoreServer::Create(
                               {impl->fd_socket, config.session_limit + kvstore::kSpareConnections},
                               &impl->engine, io_context));
   impl->ticker->Start();
+  impl->scrubber->Start();
   return std::unique_ptr<KvStoreServer>(new KvStoreServer(std::move(impl)));
 }
 

@@ -29,15 +29,21 @@ absl::StatusOr<std::shared_ptr<SlabMemory>> SlabMemory::Create(const CacheSpec& 
   CERTKV_ASSIGN_OR_RETURN(UniqueFd fd, CreateMemfd(MemfdName(kind), layout.slab_bytes()));
   CERTKV_ASSIGN_OR_RETURN(Mapping mapping, Mapping::Map(fd.get(), Mapping::Access::kReadWrite));
   layout.WriteHeader(mapping.data());
+  Mapping reader_mapping;
   if (kind != SlabKind::kStaging) {
     CERTKV_RETURN_IF_ERROR(SealAgainstWrites(fd.get()));
     CERTKV_ASSIGN_OR_RETURN(fd, ReopenReadOnly(fd.get()));
+    CERTKV_ASSIGN_OR_RETURN(reader_mapping, Mapping::Map(fd.get(), Mapping::Access::kReadOnly));
   }
-  return std::shared_ptr<SlabMemory>(
-      new SlabMemory(std::move(layout), std::move(fd), std::move(mapping)));
+  return std::shared_ptr<SlabMemory>(new SlabMemory(std::move(layout), std::move(fd),
+                                                    std::move(mapping), std::move(reader_mapping)));
 }
 
-SlabMemory::SlabMemory(SlabLayout layout, UniqueFd export_fd, Mapping mapping)
-    : layout_(std::move(layout)), export_fd_(std::move(export_fd)), mapping_(std::move(mapping)) {}
+SlabMemory::SlabMemory(SlabLayout layout, UniqueFd export_fd, Mapping mapping,
+                       Mapping reader_mapping)
+    : layout_(std::move(layout)),
+      export_fd_(std::move(export_fd)),
+      mapping_(std::move(mapping)),
+      reader_mapping_(std::move(reader_mapping)) {}
 
 }  // namespace certkv::kvstore

@@ -31,6 +31,8 @@ class SlabMemory {
 
   const SlabLayout& layout() const { return layout_; }
   uint8_t* base() const { return mapping_.data(); }
+  // The same bytes as readers see them, read-only; null for staging slabs.
+  const uint8_t* reader_base() const { return reader_mapping_.data(); }
   // For other processes; lives as long as this object. Read-only for device and backing slabs,
   // read-write for staging slabs.
   int export_fd() const { return export_fd_.get(); }
@@ -38,11 +40,12 @@ class SlabMemory {
   absl::StatusOr<UniqueFd> OpenReadOnly() const { return ReopenReadOnly(export_fd_.get()); }
 
  private:
-  SlabMemory(SlabLayout layout, UniqueFd export_fd, Mapping mapping);
+  SlabMemory(SlabLayout layout, UniqueFd export_fd, Mapping mapping, Mapping reader_mapping);
 
   const SlabLayout layout_;
   const UniqueFd export_fd_;
   const Mapping mapping_;
+  const Mapping reader_mapping_;
 };
 
 }  // namespace certkv::kvstore

@@ -19,6 +19,7 @@
 #include "kernels/core/cache_spec.h"
 #include "kernels/core/ids.h"
 #include "services/common/clock.h"
+#include "services/kvstore/block_checker.h"
 #include "services/kvstore/block_writer.h"
 #include "services/kvstore/cache.h"
 #include "services/kvstore/compute_pool.h"
@@ -77,6 +78,7 @@ struct BlockInfo {
   CacheId cache{};
   int32_t lease_count = 0;
   bool pinned = false;
+  bool lost = false;  // its originals are damaged; lookups do not find it
   int64_t device_bytes = 0;
   int64_t original_bytes = 0;
   int64_t seal_time_ms = 0;
@@ -161,7 +163,8 @@ class StoreEngine {
   // Returns the new deadline, Unix epoch in ms. Errors: NotFound [LEASE_NOT_FOUND].
   absl::StatusOr<int64_t> RenewLease(SessionId session, LeaseId lease, int64_t lease_duration_ms);
   absl::Status ReleaseLease(SessionId session, LeaseId lease);  // idempotent
-  // Computes: the originals are read and compared with their checksums.
+  // Computes: the blocks are read and compared with their checksums. Planes that are damaged are
+  // made again from the originals; after success both are what was sealed. store_engine_check.cc
   // Errors: NotFound [LEASE_NOT_FOUND | BLOCK_NOT_FOUND]; DataLoss [ORIGINAL_LOST].
   absl::StatusOr<std::vector<BlockHandle>> FetchOriginals(SessionId session, LeaseId lease,
                                                           absl::Span<const BlockKey> keys);
@@ -179,6 +182,13 @@ class StoreEngine {
                                           int64_t lease_duration_ms);
   // Idempotent. Errors: InvalidArgument [STAGING_SLOT_INVALID], no such slot.
   absl::Status AbortBlocks(SessionId session, absl::Span<const int32_t> staging_slots);
+
+  // ---- Integrity: store_engine_check.cc ----
+  // Checks the next blocks, about `max_bytes` and at least one, on the calling thread; repairs
+  // damaged planes, and takes blocks with damaged originals away from lookups. Computes. Returns
+  // how many bytes were checked; 0 at the end of a round over all blocks, the next call begins
+  // anew.
+  int64_t Scrub(int64_t max_bytes);
 
   // ---- Looking after blocks: store_engine_admin.cc ----
   // All or nothing. Errors: NotFound [BLOCK_NOT_FOUND]; ResourceExhausted [PIN_LIMIT].
@@ -250,6 +260,14 @@ class StoreEngine {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void AbandonSeal(SealPlan* plan) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
+  // What `check` found out about a block that the caller holds and that did not move: rebuilds its
+  // planes, or marks it lost. Releases mutex_ meanwhile. Errors: DataLoss [ORIGINAL_LOST].
+  absl::Status RepairHeld(const std::shared_ptr<Cache>& cache, BlockId id, const BlockCheck& check)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The blocks after the last ones, of one cache; none at the end of a round.
+  std::vector<BlockCheck> NextToScrub(int64_t max_bytes, std::shared_ptr<Cache>* cache)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
   absl::Status StoreFull(const Cache& cache, SlabKind tier, int32_t needed) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   BlockInfo InfoOf(const Cache& cache, BlockId id) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -263,6 +281,8 @@ class StoreEngine {
   absl::CondVar claims_changed_;
   StoreCounters counters_ ABSL_GUARDED_BY(mutex_);
   int64_t attach_sequence_ ABSL_GUARDED_BY(mutex_) = 0;
+  CacheId scrub_cache_ ABSL_GUARDED_BY(mutex_){};  // where the next Scrub() begins
+  int32_t scrub_block_ ABSL_GUARDED_BY(mutex_) = 0;
   // The blocks and slots inside are guarded too; their geometry is not.
   absl::btree_map<CacheId, std::shared_ptr<Cache>> caches_ ABSL_GUARDED_BY(mutex_);
   SessionTable sessions_ ABSL_GUARDED_BY(mutex_);

@@ -103,6 +103,7 @@ BlockInfo StoreEngine::InfoOf(const Cache& cache, BlockId id) const {
   info.cache = cache.id();
   info.lease_count = record.hold_count;
   info.pinned = record.pinned;
+  info.lost = record.damaged;
   info.device_bytes = record.device.present() ? cache.device().layout().slot_bytes() : 0;
   info.original_bytes = cache.backing().layout().slot_bytes();
   info.seal_time_ms = record.seal_time_ms;

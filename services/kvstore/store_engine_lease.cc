@@ -18,13 +18,6 @@ namespace {
 
 constexpr int64_t kLeaseDurationMinMs = 100;
 
-absl::Status LeaseNotFound(LeaseId lease) {
-  return MakeError(absl::StatusCode::kNotFound, "LEASE_NOT_FOUND",
-                   absl::StrCat("lease ", static_cast<int64_t>(lease),
-                                " is not held by this session: it was released, has expired, or "
-                                "never was; look the blocks up again"));
-}
-
 }  // namespace
 
 absl::StatusOr<int64_t> StoreEngine::CheckLeaseDuration(int64_t lease_duration_ms) const {
@@ -209,7 +202,7 @@ absl::Status StoreEngine::PromoteClaimed(const std::shared_ptr<Cache>& cache,
     if (writes[i].digest_matches) {
       cache->Promote(claimed[i], writes[i].device_slot, now_ms);
     } else {
-      cache->index().SetDamaged(claimed[i], true);
+      cache->MarkLost(claimed[i], now_ms);
       cache->ReturnSlots(SlotGrant{{}, {writes[i].device_slot}});
     }
   }
@@ -233,46 +226,6 @@ absl::Status StoreEngine::ReleaseLease(SessionId session_id, LeaseId id) {
   CERTKV_ASSIGN_OR_RETURN(Session * session, FindSession(session_id, ReadClock()));
   if (leases_.Find(id, session->id) != nullptr) DropLease(id, session);
   return absl::OkStatus();
-}
-
-absl::StatusOr<std::vector<BlockHandle>> StoreEngine::FetchOriginals(
-    SessionId session_id, LeaseId id, absl::Span<const BlockKey> keys) {
-  CERTKV_RETURN_IF_ERROR(CheckBatch(keys.size(), "block_keys"));
-  Lock lock(this);
-  CERTKV_ASSIGN_OR_RETURN(Session * session, FindSession(session_id, ReadClock()));
-  const std::shared_ptr<Cache> cache = session->cache;
-  BlockIndex& index = cache->index();
-  const Lease* lease = leases_.Find(id, session->id);
-  if (lease == nullptr) return LeaseNotFound(id);
-  const absl::flat_hash_set<BlockId> covered(lease->blocks.begin(), lease->blocks.end());
-  std::vector<BlockId> blocks;
-  std::vector<OriginalsCheck> checks;
-  for (const BlockKey& key : keys) {
-    const BlockId block = index.Find(key);
-    if (!covered.contains(block)) {
-      return MakeError(absl::StatusCode::kNotFound, "BLOCK_NOT_FOUND",
-                       absl::StrCat("block ", ToHex(key.view(), 8), " is not covered by lease ",
-                                    static_cast<int64_t>(id), "; look it up first"));
-    }
-    blocks.push_back(block);
-    checks.push_back({index.Get(block).backing.slot, index.Get(block).originals_digest, true});
-  }
-  for (const BlockId block : blocks) index.Hold(block);  // should the lease end meanwhile
-  mutex_.Unlock();
-  CheckOriginals(*cache, absl::MakeSpan(checks), pool_);
-  mutex_.Lock();
-  std::vector<BlockHandle> handles;
-  absl::Status status;
-  for (size_t i = 0; i < blocks.size(); ++i) {
-    if (!checks[i].matches) {
-      index.SetDamaged(blocks[i], true);
-      status.Update(OriginalLost(keys[i]));
-    }
-    handles.push_back(cache->HandleOf(blocks[i]));
-  }
-  Unhold(cache.get(), blocks);
-  if (!status.ok()) return status;
-  return handles;
 }
 
 absl::Status StoreEngine::StoreFull(const Cache& cache, SlabKind tier, int32_t needed) const {

@@ -183,7 +183,7 @@ void StoreEngine::AbandonSeal(SealPlan* plan) {
   Cache& cache = *plan->cache;
   for (const SealPlan::Item& item : plan->items) {
     const bool is_damaged = item.write >= 0 && !plan->writes[item.write].digest_matches;
-    if (is_damaged) cache.index().SetDamaged(item.block, true);
+    if (is_damaged) cache.MarkLost(item.block, clock_->NowMs());
   }
   cache.ReturnSlots(plan->grant);
   ReleaseClaims(plan);

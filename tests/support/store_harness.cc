@@ -159,6 +159,8 @@ StoreHarness::Worker StoreHarness::Attach(const std::string& name, int32_t stagi
   worker.session = attached->session;
   worker.fd_token = attached->fd_token;
   worker.staging_id = attached->staging_id;
+  worker.device_memory = slabs->device;
+  worker.backing_memory = slabs->backing;
   worker.device = *Mapping::Map(slabs->device->export_fd(), Mapping::Access::kReadOnly);
   worker.backing = *Mapping::Map(slabs->backing->export_fd(), Mapping::Access::kReadOnly);
   if (staging_slots > 0) {

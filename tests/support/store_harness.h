@@ -55,6 +55,9 @@ class StoreHarness {
     std::string fd_token;
     int64_t staging_id = 0;
     std::shared_ptr<kvstore::SlabMemory> staging;
+    // The store's own memory, to break things with.
+    std::shared_ptr<kvstore::SlabMemory> device_memory;
+    std::shared_ptr<kvstore::SlabMemory> backing_memory;
     Mapping device;   // read-only
     Mapping backing;  // read-only
     Mapping mapped_staging;

@@ -30,6 +30,7 @@ class Cluster {
   const std::string& directory() const { return directory_; }
   ClusterShape shape() const { return shape_; }
 
+  pid_t pid(ClusterService service) { return Of(service).process->pid(); }
   // SIGKILL to the process that runs `service` (kAllInOne: the one process).
   void Kill(ClusterService service);
   // Starts it again on the same socket and waits until it serves.
