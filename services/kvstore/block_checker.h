@@ -16,6 +16,9 @@ struct BlockCheck {
   SlotRef device;  // not present: the planes are not checked
   SlotRef backing;
   uint64_t originals_digest = 0;
+  // For those who pass it on; not looked at.
+  BlockKey parent{};
+  int64_t seal_time_ms = 0;
   // Out. `moved`: a slot went to another block meanwhile, and the rest says nothing.
   bool moved = false;
   bool planes_ok = true;

@@ -4,8 +4,9 @@
 
 namespace certkv::kvstore {
 
-BlockIndex::BlockIndex(int32_t block_limit)
+BlockIndex::BlockIndex(int32_t block_limit, EvictionPolicy policy)
     : block_limit_(block_limit),
+      policy_(policy),
       table_(0, KeyHash{&records_}, KeyEqual{&records_}),
       device_order_(&records_, &BlockRecord::device_links),
       backing_order_(&records_, &BlockRecord::backing_links) {
@@ -123,13 +124,17 @@ void BlockIndex::SetOriginals(BlockId id, const SlotRef& backing, uint64_t origi
 
 BlockId BlockIndex::OldestEvictable() {
   if (evictable_leaf_count_ == 0) return BlockId::kNone;
-  // Ends: there is a leaf in the list, and each step moves one other block behind it.
-  while (!IsLeaf(Get(backing_order_.oldest()))) {
+  // Ends: there is a leaf in the list, and each step moves one other block behind it or halves a
+  // count that nothing raises meanwhile.
+  while (true) {
     const BlockId id = backing_order_.oldest();
+    BlockRecord& record = MutableGet(id);
+    const bool is_leaf = IsLeaf(record);
+    if (is_leaf && (record.reuse_count == 0 || policy_ == EvictionPolicy::kLru)) return id;
+    if (is_leaf) record.reuse_count /= 2;
     backing_order_.Remove(id);
     backing_order_.Add(id);
   }
-  return backing_order_.oldest();
 }
 
 void BlockIndex::UpdateOrders(BlockId id) {

@@ -12,6 +12,12 @@
 
 namespace certkv::kvstore {
 
+// What decides which block leaves the store next.
+enum class EvictionPolicy : uint8_t {
+  kReuse = 1,  // a block that lookups have found gets further rounds before it goes
+  kLru = 2,    // the least recently used one
+};
+
 // One sealed block. Times are milliseconds since the Unix epoch.
 struct BlockRecord {
   BlockKey key;
@@ -27,10 +33,13 @@ struct BlockRecord {
   BlockId next_sibling = BlockId::kNone;
   BlockId previous_sibling = BlockId::kNone;
   int32_t hold_count = 0;  // leases that cover the block, and calls at work on it
-  bool pinned = false;
-  bool damaged = false;    // its originals are not what was sealed; lookups do not find it
-  bool promoting = false;  // a call is making its device tier planes, for the first time or again
-  bool live = false;
+  uint8_t reuse_count =
+      0;  // lookups that found it, up to kReuseCountMax; ages, see OldestEvictable
+  bool pinned : 1 = false;
+  bool damaged : 1 = false;  // its originals are not what was sealed; lookups do not find it
+  bool promoting : 1 =
+      false;  // a call is making its device tier planes, for the first time or again
+  bool live : 1 = false;
 };
 // With 5 bytes for each place of the hash set (7/8 full at most, half full at least after growth)
 // and 4 bytes for each lease that covers it, a block costs under 145 bytes beside its slots.
@@ -47,8 +56,10 @@ static_assert(sizeof(BlockRecord) <= 128);
 // Threads: the caller serializes.
 class BlockIndex {
  public:
+  static constexpr uint8_t kReuseCountMax = 3;
+
   // At most `block_limit` blocks.
-  explicit BlockIndex(int32_t block_limit);
+  explicit BlockIndex(int32_t block_limit, EvictionPolicy policy = EvictionPolicy::kReuse);
   BlockIndex(const BlockIndex&) = delete;
   BlockIndex& operator=(const BlockIndex&) = delete;
 
@@ -82,13 +93,22 @@ class BlockIndex {
   void SetDamaged(BlockId id, bool damaged) { MutableGet(id).damaged = damaged; }
   void SetPromoting(BlockId id, bool promoting) { MutableGet(id).promoting = promoting; }
   void SetLastUse(BlockId id, int64_t time_ms) { MutableGet(id).last_use_time_ms = time_ms; }
+  void NoteHit(BlockId id) {
+    uint8_t& count = MutableGet(id).reuse_count;
+    if (count < kReuseCountMax) ++count;
+  }
 
   // The block that should leave the device tier next, or kNone.
   BlockId OldestDemotable() const { return device_order_.oldest(); }
   // The block that should leave the store next, or kNone. A chain goes from its end: a block with
   // children that has become the oldest is moved to the recent end instead, so that it outlives
-  // them. Each block is moved once per round of the list: O(1) amortized.
+  // them. With kReuse, so is a leaf that lookups have found, and its reuse_count is halved: 3
+  // becomes 1 becomes 0. Each block is moved at most three times per hit of it and once per round
+  // of the list: O(1) amortized.
   BlockId OldestEvictable();
+  // A walk over the blocks that are neither held nor pinned, the least recently used first.
+  BlockId OldestInOrder() const { return backing_order_.oldest(); }
+  BlockId NewerInOrder(BlockId id) const { return backing_order_.NewerThan(id); }
   // How many blocks are neither held nor pinned: no more can be evicted in a row.
   int32_t unheld_count() const { return unheld_count_; }
 
@@ -124,6 +144,7 @@ class BlockIndex {
   void UnlinkFromParent(BlockId id);
 
   const int32_t block_limit_;
+  const EvictionPolicy policy_;
   std::vector<BlockRecord> records_;
   std::vector<BlockId> free_ids_;
   absl::flat_hash_set<BlockId, KeyHash, KeyEqual> table_;

@@ -101,6 +101,46 @@ TEST_F(BlockIndexTest, ParentOfAHeldChildIsNotEvictable) {
   EXPECT_EQ(index_.OldestEvictable(), leaf);
 }
 
+TEST_F(BlockIndexTest, ABlockThatLookupsFoundOutlivesOnesThatTheyDidNot) {
+  const BlockId found = Add(1, 0);
+  for (int i = 0; i < 5; ++i) index_.NoteHit(found);
+  EXPECT_EQ(index_.Get(found).reuse_count, BlockIndex::kReuseCountMax);
+  std::vector<BlockId> others;
+  for (int chain = 2; chain < 6; ++chain) others.push_back(Add(chain, 0));
+  for (const BlockId id : others) {
+    ASSERT_EQ(index_.OldestEvictable(), id);
+    index_.Erase(id);
+  }
+  EXPECT_EQ(index_.OldestEvictable(), found) << "its rounds are over when nothing else is left";
+  index_.CheckInvariants();
+}
+
+TEST_F(BlockIndexTest, ReuseAges) {
+  const BlockId found = Add(1, 0);
+  index_.NoteHit(found);
+  const BlockId other = Add(2, 0);
+  EXPECT_EQ(index_.OldestEvictable(), other) << "one round more for the one that was found";
+  EXPECT_EQ(index_.Get(found).reuse_count, 0);
+  index_.Hold(other);
+  index_.Unhold(other);
+  EXPECT_EQ(index_.OldestEvictable(), found);
+}
+
+TEST_F(BlockIndexTest, WithLruOnlyTheLastUseCounts) {
+  BlockIndex lru(8, EvictionPolicy::kLru);
+  BlockRecord record;
+  record.key = ChainKey(1, 0);
+  record.backing = SlotRef{0, 2};
+  const BlockId first = lru.Insert(record, BlockId::kNone);
+  record.key = ChainKey(2, 0);
+  record.backing = SlotRef{1, 2};
+  const BlockId second = lru.Insert(record, BlockId::kNone);
+  for (int i = 0; i < 3; ++i) lru.NoteHit(first);
+  lru.Unhold(first);
+  lru.Unhold(second);
+  EXPECT_EQ(lru.OldestEvictable(), first);
+}
+
 TEST_F(BlockIndexTest, SubtreeHoldsAllThatDependOnABlock) {
   const BlockId root = Add(1, 0);
   const BlockId child = Add(1, 1);

@@ -55,11 +55,22 @@ void CopyOriginals(const Cache& cache, const SlabMemory& staging, const BlockWri
               size_t{2} * spec.block_tokens * spec.value_dim);
 }
 
-// Where the records of a tile go.
-struct TileTarget {
-  uint8_t* scan;
-  uint8_t* detail;
-};
+// The tiles of a plane, into the block's device slot; `checksums` [tiles_per_block] out.
+absl::Status WritePlane(const Cache& cache, const BlockWrite& block, const Plane& plane,
+                        uint64_t* checksums) {
+  for (int32_t tile = 0; tile < cache.spec().tiles_per_block(); ++tile) {
+    const TileTarget target = SlotTarget(cache, block.device_slot, plane, tile);
+    CERTKV_RETURN_IF_ERROR(WriteTile(cache, block, plane, tile, target, checksums + tile));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Abandoned() {
+  return MakeError(absl::StatusCode::kNotFound, "SESSION_NOT_FOUND",
+                   "the session ended while its blocks were sealed; attach again");
+}
+
+}  // namespace
 
 TileTarget SlotTarget(const Cache& cache, int32_t slot, const Plane& plane, int32_t tile) {
   const SlabMemory& device = *cache.device_memory();
@@ -68,7 +79,6 @@ TileTarget SlotTarget(const Cache& cache, int32_t slot, const Plane& plane, int3
           device.base() + layout.detail_offset(slot, plane.layer, plane.kv_head, tile)};
 }
 
-// Quantizes one tile from the backing slot, and reads back what was written; `checksum` out.
 absl::Status WriteTile(const Cache& cache, const BlockWrite& block, const Plane& plane,
                        int32_t tile, const TileTarget& target, uint64_t* checksum) {
   const CacheSpec& spec = cache.spec();
@@ -100,23 +110,6 @@ absl::Status WriteTile(const Cache& cache, const BlockWrite& block, const Plane&
   *checksum = header.original_checksum;
   return absl::OkStatus();
 }
-
-// The tiles of a plane, into the block's device slot; `checksums` [tiles_per_block] out.
-absl::Status WritePlane(const Cache& cache, const BlockWrite& block, const Plane& plane,
-                        uint64_t* checksums) {
-  for (int32_t tile = 0; tile < cache.spec().tiles_per_block(); ++tile) {
-    const TileTarget target = SlotTarget(cache, block.device_slot, plane, tile);
-    CERTKV_RETURN_IF_ERROR(WriteTile(cache, block, plane, tile, target, checksums + tile));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status Abandoned() {
-  return MakeError(absl::StatusCode::kNotFound, "SESSION_NOT_FOUND",
-                   "the session ended while its blocks were sealed; attach again");
-}
-
-}  // namespace
 
 uint64_t DigestOfChecksums(const uint64_t* checksums, int64_t count) {
   return XXH3_64bits(checksums, static_cast<size_t>(count) * sizeof(uint64_t));

@@ -10,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "kernels/core/ids.h"
+#include "services/kvstore/block_planes.h"
 #include "services/kvstore/cache.h"
 #include "services/kvstore/compute_pool.h"
 #include "services/kvstore/staging_area.h"
@@ -43,6 +44,18 @@ absl::Status WriteBlocks(const Cache& cache, const StagingArea* staging,
 
 // DataLoss [ORIGINAL_LOST], naming the block.
 absl::Status OriginalLost(const BlockKey& key);
+
+// Where the records of a tile go.
+struct TileTarget {
+  uint8_t* scan;
+  uint8_t* detail;
+};
+TileTarget SlotTarget(const Cache& cache, int32_t device_slot, const Plane& plane, int32_t tile);
+
+// Quantizes one tile from the block's backing slot, and reads back what was written; `checksum`,
+// of the originals, out. Errors: as WriteBlocks.
+absl::Status WriteTile(const Cache& cache, const BlockWrite& block, const Plane& plane,
+                       int32_t tile, const TileTarget& target, uint64_t* checksum);
 
 // Makes the planes of a sealed block again from its originals and rewrites the records that differ
 // from them, in place: equal originals give equal bytes, so a byte that was right keeps its value

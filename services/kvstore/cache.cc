@@ -35,7 +35,8 @@ absl::Status SlabTooSmall(const CacheSpec& spec, SlabKind kind, int64_t bytes) {
 
 absl::StatusOr<std::shared_ptr<Cache>> Cache::Create(CacheId id, const CacheSpec& spec,
                                                      const TierSizes& sizes, EventHub* hub,
-                                                     StoreCounters* counters) {
+                                                     StoreCounters* counters,
+                                                     const CacheOptions& options) {
   const int32_t backing_count = SlotCountFor(spec, SlabKind::kBacking, sizes.backing_bytes);
   if (backing_count < 1) return SlabTooSmall(spec, SlabKind::kBacking, sizes.backing_bytes);
   const int32_t device_count =
@@ -45,20 +46,22 @@ absl::StatusOr<std::shared_ptr<Cache>> Cache::Create(CacheId id, const CacheSpec
   CERTKV_ASSIGN_OR_RETURN(auto backing,
                           SlabMemory::Create(spec, SlabKind::kBacking, backing_count));
   return std::shared_ptr<Cache>(
-      new Cache(id, spec, std::move(device), std::move(backing), hub, counters));
+      new Cache(id, spec, std::move(device), std::move(backing), hub, counters, options));
 }
 
 Cache::Cache(CacheId id, const CacheSpec& spec, std::shared_ptr<SlabMemory> device,
-             std::shared_ptr<SlabMemory> backing, EventHub* hub, StoreCounters* counters)
+             std::shared_ptr<SlabMemory> backing, EventHub* hub, StoreCounters* counters,
+             const CacheOptions& options)
     : id_(id),
       spec_(spec),
       spec_digest_(DigestCacheSpec(spec)),
       description_(DescribeCacheSpec(spec)),
       hub_(hub),
       counters_(counters),
+      spill_(options.spill),
       device_(std::move(device)),
       backing_(std::move(backing)),
-      index_(backing_.slot_count()) {}
+      index_(backing_.slot_count(), options.eviction) {}
 
 bool Cache::TakeSlots(int32_t backing_count, int32_t device_count, int64_t now_ms, SlotGrant* grant,
                       SlabKind* full_tier) {
@@ -92,17 +95,28 @@ void Cache::ReturnSlots(const SlotGrant& grant) {
   for (const int32_t slot : grant.device) device_.Free(slot);
 }
 
-BlockId Cache::Publish(const NewBlock& block, int64_t now_ms) {
+BlockId Cache::Insert(const NewBlock& block, int64_t seal_time_ms, int64_t now_ms) {
   BlockRecord record;
   record.key = block.key;
   record.backing = backing_.Seal(block.backing_slot);
   record.device = device_.Seal(block.device_slot);
   record.originals_digest = block.originals_digest;
-  record.seal_time_ms = now_ms;
+  record.seal_time_ms = seal_time_ms;
   record.last_use_time_ms = now_ms;
-  const BlockId id = index_.Insert(record, block.parent);
+  return index_.Insert(record, block.parent);
+}
+
+BlockId Cache::Publish(const NewBlock& block, int64_t now_ms) {
+  const BlockId id = Insert(block, now_ms, now_ms);
   ++counters_->blocks_sealed;
   hub_->Append(BlockEventKind::kSealed, id_, block.key, now_ms);
+  return id;
+}
+
+BlockId Cache::Restore(const NewBlock& block, int64_t seal_time_ms, int64_t now_ms) {
+  const BlockId id = Insert(block, seal_time_ms, now_ms);
+  ++counters_->blocks_restored;
+  hub_->Append(BlockEventKind::kRestored, id_, block.key, now_ms);
   return id;
 }
 
@@ -198,7 +212,14 @@ void Cache::Remove(BlockId id, BlockEventKind kind, int64_t now_ms) {
   index_.Erase(id);
   backing_.Free(record.backing.slot);
   if (record.device.present()) device_.Free(record.device.slot);
-  if (kind == BlockEventKind::kEvicted) ++counters_->blocks_evicted;
+  const bool is_on_disk = kind == BlockEventKind::kEvicted && !record.damaged &&
+                          spill_ != nullptr && spill_->Contains(spec_digest_, record.key);
+  if (is_on_disk) {
+    kind = BlockEventKind::kSpilled;
+    ++counters_->blocks_spilled;
+  } else if (kind == BlockEventKind::kEvicted) {
+    ++counters_->blocks_evicted;
+  }
   hub_->Append(kind, id_, record.key, now_ms);
 }
 

@@ -14,6 +14,7 @@
 #include "services/kvstore/block_index.h"
 #include "services/kvstore/event_hub.h"
 #include "services/kvstore/slot_pool.h"
+#include "services/kvstore/spill_tier.h"
 
 namespace certkv::kvstore {
 
@@ -32,8 +33,10 @@ struct StoreCounters {
   int64_t blocks_scrubbed = 0;  // blocks, bytes and rounds of the background check
   int64_t bytes_scrubbed = 0;
   int64_t scrub_rounds = 0;
-  int64_t blocks_rebuilt = 0;  // planes were damaged and made again from the originals
-  int64_t blocks_lost = 0;     // originals were damaged
+  int64_t blocks_rebuilt = 0;   // planes were damaged and made again from the originals
+  int64_t blocks_lost = 0;      // originals were damaged
+  int64_t blocks_spilled = 0;   // left memory with a copy on disk; not among the evicted
+  int64_t blocks_restored = 0;  // came back from there
 };
 
 // Slots of both tiers, being written.
@@ -48,6 +51,12 @@ struct TierSizes {
   int64_t backing_bytes = 0;
 };
 
+// What a cache has beside its memory.
+struct CacheOptions {
+  EvictionPolicy eviction = EvictionPolicy::kReuse;
+  const SpillTier* spill = nullptr;  // null: none
+};
+
 // Invariants:
 //  1. Every block has a backing slot; a block in the device tier has a device slot too.
 //  2. A slot is free, or one block's, or of a grant that is not yet published or given back.
@@ -58,11 +67,13 @@ struct TierSizes {
 class Cache {
  public:
   // `spec` is valid. The slabs are the largest that fit `sizes`; the device slab has no more slots
-  // than the backing slab, as no block is in it alone. `hub` and `counters` outlive the cache.
+  // than the backing slab, as no block is in it alone. `hub`, `counters`
+  // and `options.spill` outlive the cache.
   // Errors: ResourceExhausted [SLAB_TOO_SMALL], not one block fits; as SlabMemory::Create.
   static absl::StatusOr<std::shared_ptr<Cache>> Create(CacheId id, const CacheSpec& spec,
                                                        const TierSizes& sizes, EventHub* hub,
-                                                       StoreCounters* counters);
+                                                       StoreCounters* counters,
+                                                       const CacheOptions& options = {});
 
   // Geometry; never changes.
   CacheId id() const { return id_; }
@@ -93,6 +104,8 @@ class Cache {
     uint64_t originals_digest = 0;
   };
   BlockId Publish(const NewBlock& block, int64_t now_ms);
+  // As Publish, for a block that comes back from disk.
+  BlockId Restore(const NewBlock& block, int64_t seal_time_ms, int64_t now_ms);
   // Publishes the device tier planes of a block that was in the backing tier only.
   void Promote(BlockId id, int32_t device_slot, int64_t now_ms);
   // The originals of a block turned out damaged: lookups do not find it any more. Idempotent.
@@ -115,6 +128,7 @@ class Cache {
 
   // Keys that a running call is sealing; others that want them wait for it.
   absl::flat_hash_set<BlockKey>& claimed_keys() { return claimed_keys_; }
+  const absl::flat_hash_set<BlockKey>& claimed_keys() const { return claimed_keys_; }
 
   // Sessions attached now, and when one last came or went.
   int32_t session_count = 0;
@@ -122,8 +136,10 @@ class Cache {
 
  private:
   Cache(CacheId id, const CacheSpec& spec, std::shared_ptr<SlabMemory> device,
-        std::shared_ptr<SlabMemory> backing, EventHub* hub, StoreCounters* counters);
+        std::shared_ptr<SlabMemory> backing, EventHub* hub, StoreCounters* counters,
+        const CacheOptions& options);
 
+  BlockId Insert(const NewBlock& block, int64_t seal_time_ms, int64_t now_ms);
   void Demote(BlockId id, int64_t now_ms);
   void Remove(BlockId id, BlockEventKind kind, int64_t now_ms);
 
@@ -133,6 +149,7 @@ class Cache {
   const std::string description_;
   EventHub* const hub_;
   StoreCounters* const counters_;
+  const SpillTier* const spill_;  // null: none
   SlotPool device_;
   SlotPool backing_;
   BlockIndex index_;

@@ -24,6 +24,11 @@ void AddMemoryFields(KvStoreConfig* config, ConfigSection* section) {
   section->AddInteger("staging_slots", &config->staging_slots, {1, 4096}, "blocks",
                       "staging slots of a worker that does not say how many it wants; fewer when "
                       "staging_memory has no more");
+  section->AddEnum<kvstore::EvictionPolicy>(
+      "eviction", &config->eviction,
+      {{"reuse", kvstore::EvictionPolicy::kReuse}, {"lru", kvstore::EvictionPolicy::kLru}},
+      "which block leaves a full cache first: the least recently used one, or, with reuse, one "
+      "that lookups have not found again; the end of a chain before its beginning in either");
   section->AddInteger("pinned_percent_max", &config->pinned_percent_max, {0, 100}, "percent",
                       "share of a cache's backing slots that may be pinned");
 }
@@ -60,6 +65,24 @@ void AddLimitFields(KvStoreConfig* config, ConfigSection* section) {
                       "calls that may wait for those threads before more are refused");
 }
 
+void AddSpillFields(KvStoreConfig* config, ConfigSection* section) {
+  section->AddString("spill_directory", &config->spill_directory, 4096,
+                     "directory on a local disk for blocks that memory has no room for, found "
+                     "again after a restart; made when missing, and of one store alone; empty "
+                     "means none");
+  section->AddSize("spill_size", &config->spill_size_bytes, {int64_t{1} << 20, int64_t{1} << 50},
+                   "bytes of blocks on disk; the oldest go first. Deleted blocks take space until "
+                   "their files are compacted: leave as much again free");
+  section->AddDuration("spill_ttl", &config->spill_ttl_ms, {0, int64_t{365} * 24 * 3'600'000},
+                       "a block on disk is forgotten so long after it was written; 0s means never");
+  section->AddDuration("spill_wait", &config->spill_wait_ms, {0, 3'600'000},
+                       "how long a lookup goes on bringing blocks back from disk; what is not "
+                       "back by then ends its prefix, and the next lookup goes on");
+  section->AddInteger("spill_ahead_percent", &config->spill_ahead_percent, {0, 100}, "percent",
+                      "share of a cache's backing slots that are free or hold blocks that are on "
+                      "disk already, so that writers need not wait for the disk");
+}
+
 }  // namespace
 
 ConfigSection KvStoreConfigSection(KvStoreConfig* config) {
@@ -67,6 +90,7 @@ ConfigSection KvStoreConfigSection(KvStoreConfig* config) {
   AddMemoryFields(config, &section);
   AddLeaseFields(config, &section);
   AddLimitFields(config, &section);
+  AddSpillFields(config, &section);
   section.AddString("fd_socket", &config->fd_socket, 107,
                     "path of the Unix socket that hands over the slabs' file descriptors; empty "
                     "means server.unix_socket with .fd after it");

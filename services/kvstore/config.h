@@ -6,6 +6,7 @@
 #include <string>
 
 #include "services/common/config_reader.h"
+#include "services/kvstore/block_index.h"
 
 namespace certkv {
 
@@ -15,6 +16,7 @@ struct KvStoreConfig {
   int64_t backing_memory_bytes = int64_t{1} << 30;   // of each registered cache
   int64_t staging_memory_bytes = int64_t{1} << 30;   // of all sessions together
   int32_t staging_slots = 64;                        // of a worker that asks for none
+  kvstore::EvictionPolicy eviction = kvstore::EvictionPolicy::kReuse;
   int32_t cache_limit = 8;
   int32_t session_limit = 256;
   int32_t lease_limit = 16384;         // of one session
@@ -27,6 +29,11 @@ struct KvStoreConfig {
   int32_t seal_threads = 0;           // 0: one per processor
   int32_t seal_queue_limit = 256;
   int64_t scrub_bytes_per_second = int64_t{32} << 20;
+  std::string spill_directory;  // "": no tier on disk
+  int64_t spill_size_bytes = int64_t{64} << 30;
+  int64_t spill_ttl_ms = int64_t{7} * 24 * 3'600'000;
+  int64_t spill_wait_ms = 2000;
+  int32_t spill_ahead_percent = 10;
   std::string fd_socket;  // "": DefaultFdSocket()
 };
 

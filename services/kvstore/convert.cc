@@ -83,7 +83,7 @@ void BlockInfoToProto(const BlockInfo& info, v1::Block* block) {
 void BlockEventToProto(const BlockEvent& event, v1::BlockEvent* proto) {
   static_assert(static_cast<int>(BlockEventKind::kSealed) == v1::BlockEvent::KIND_SEALED &&
                 static_cast<int>(BlockEventKind::kDropped) == v1::BlockEvent::KIND_DROPPED &&
-                static_cast<int>(BlockEventKind::kLost) == v1::BlockEvent::KIND_LOST);
+                static_cast<int>(BlockEventKind::kRestored) == v1::BlockEvent::KIND_RESTORED);
   proto->set_kind(static_cast<v1::BlockEvent::Kind>(event.kind));
   proto->set_cache_id(static_cast<int64_t>(event.cache));
   proto->set_block_key(BytesOf(event.key.view()));
@@ -126,6 +126,18 @@ void StatsToProto(const StoreStats& stats, v1::Stats* proto) {
   proto->set_scrub_rounds(stats.counters.scrub_rounds);
   proto->set_blocks_rebuilt(stats.counters.blocks_rebuilt);
   proto->set_blocks_lost(stats.counters.blocks_lost);
+  proto->set_blocks_spilled(stats.counters.blocks_spilled);
+  proto->set_blocks_restored(stats.counters.blocks_restored);
+  if (!stats.spill.enabled) return;
+  v1::SpillStats* spill = proto->mutable_spill();
+  spill->set_error(stats.spill.error);
+  spill->set_blocks(stats.spill.blocks);
+  spill->set_bytes(stats.spill.bytes);
+  spill->set_blocks_written(stats.spill.blocks_written);
+  spill->set_blocks_read(stats.spill.blocks_read);
+  spill->set_blocks_expired(stats.spill.blocks_expired);
+  spill->set_blocks_damaged(stats.spill.blocks_damaged);
+  spill->set_write_errors(stats.spill.write_errors);
 }
 
 }  // namespace certkv::kvstore

@@ -23,6 +23,8 @@ enum class BlockEventKind : uint8_t {
   kEvicted = 4,
   kDropped = 5,
   kLost = 6,
+  kSpilled = 7,
+  kRestored = 8,
 };
 
 struct BlockEvent {

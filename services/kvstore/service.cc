@@ -19,8 +19,10 @@
 #include "services/kvstore/compute_pool.h"
 #include "services/kvstore/convert.h"
 #include "services/kvstore/fd_server.h"
+#include "services/kvstore/periodic_job.h"
 #include "services/kvstore/scrubber.h"
 #include "services/kvstore/service_watch.h"
+#include "services/kvstore/spill_open.h"
 #include "services/kvstore/store_engine.h"
 
 namespace certkv {
@@ -363,40 +365,62 @@ class Ticker : public std::enable_shared_from_this<Ticker> {
 
 class KvStoreServer::Impl {
  public:
-  Impl(const KvStoreConfig& config, const Clock* clock, boost::asio::io_context* io_context)
+  Impl(const KvStoreConfig& config, const Clock* clock, boost::asio::io_context* io_context,
+       std::unique_ptr<kvstore::SpillTier> spill_tier)
       : fd_socket(config.fd_socket.empty() ? DefaultFdSocket() : config.fd_socket),
         pool(kvstore::SealThreads(config), config.seal_queue_limit),
-        engine(config, clock, &pool),
+        spill(std::move(spill_tier)),
+        engine(config, clock, &pool, spill.get()),
         service(&engine, &pool, fd_socket),
         ticker(std::make_shared<kvstore::Ticker>(&engine, io_context)),
-        scrubber(std::make_shared<kvstore::Scrubber>(&engine, &pool, io_context,
-                                                     config.scrub_bytes_per_second)) {}
+        scrubber(&engine, config.scrub_bytes_per_second) {
+    if (config.scrub_bytes_per_second > 0) {
+      StartJob(io_context, kvstore::Scrubber::kInterval, [this] { scrubber.Run(); });
+    }
+    if (spill == nullptr) return;
+    StartJob(io_context, kSpillInterval, [this] {
+      engine.SpillAhead();
+      spill->Expire();
+    });
+  }
 
   ~Impl() {
     ticker->Stop();
-    scrubber->Stop();
+    for (const auto& job : jobs) job->Stop();
     fd_server.reset();
+    engine.SpillAll();
     pool.Join();
   }
 
+  void StartJob(boost::asio::io_context* io_context, std::chrono::milliseconds interval,
+                std::function<void()> run) {
+    jobs.push_back(
+        std::make_shared<kvstore::PeriodicJob>(&pool, io_context, interval, std::move(run)));
+    jobs.back()->Start();
+  }
+
+  static constexpr std::chrono::milliseconds kSpillInterval{200};
+
   const std::string fd_socket;
   kvstore::ComputePool pool;
+  const std::unique_ptr<kvstore::SpillTier> spill;  // null: none
   kvstore::StoreEngine engine;
   kvstore::KvStoreService service;
   const std::shared_ptr<kvstore::Ticker> ticker;
-  const std::shared_ptr<kvstore::Scrubber> scrubber;
+  kvstore::Scrubber scrubber;
+  std::vector<std::shared_ptr<kvstore::PeriodicJob>> jobs;
   std::unique_ptr<kvstore::FdServer> fd_server;
 };
 
 absl::StatusOr<std::unique_ptr<KvStoreServer>> KvStoreServer::Create(
     const KvStoreConfig& config, const Clock* clock, boost::asio::io_context* io_context) {
-  auto impl = std::make_unique<Impl>(config, clock, io_context);
+  CERTKV_ASSIGN_OR_RETURN(auto spill, kvstore::OpenSpill(config, clock));
+  auto impl = std::make_unique<Impl>(config, clock, io_context, std::move(spill));
   CERTKV_ASSIGN_OR_RETURN(impl->fd_server,
                           kvstore::FdServer::Create(
                               {impl->fd_socket, config.session_limit + kvstore::kSpareConnections},
                               &impl->engine, io_context));
   impl->ticker->Start();
-  impl->scrubber->Start();
   return std::unique_ptr<KvStoreServer>(new KvStoreServer(std::move(impl)));
 }
 

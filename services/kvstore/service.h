@@ -23,11 +23,13 @@ class KvStoreServer {
  public:
   // Listens on the descriptor socket and starts the timer on `io_context`, which runs, like
   // `clock`, until after the server is destroyed or was stopped before.
-  // Errors: those of FdServer::Create about `config.fd_socket`.
+  // Opens the tier on disk, which takes a while when it is large. Errors: those of FdServer::Create
+  // about `config.fd_socket`, and of OpenSpill about `config.spill_directory`.
   static absl::StatusOr<std::unique_ptr<KvStoreServer>> Create(const KvStoreConfig& config,
                                                                const Clock* clock,
                                                                boost::asio::io_context* io_context);
-  // To be called when no RPC runs any more. Finishes what computes; ends all sessions.
+  // To be called when no RPC runs any more. Finishes what computes; ends all sessions; writes what
+  // is in memory to disk, where there is a tier on disk.
   ~KvStoreServer();
 
   // certkv.kvstore.v1.KvStore. Owned by this object.

@@ -19,10 +19,12 @@ constexpr size_t kFdTokenBytes = 16;
 
 }  // namespace
 
-StoreEngine::StoreEngine(const KvStoreConfig& config, const Clock* clock, ComputePool* pool)
+StoreEngine::StoreEngine(const KvStoreConfig& config, const Clock* clock, ComputePool* pool,
+                         SpillTier* spill)
     : config_(config),
       clock_(clock),
       pool_(pool),
+      spill_(spill),
       events_(config.watcher_limit, config.event_queue_limit) {}
 
 StoreEngine::~StoreEngine() { events_.CloseAll(); }
@@ -46,7 +48,7 @@ absl::StatusOr<RegisteredCache> StoreEngine::RegisterCache(const CacheSpec& spec
     CERTKV_ASSIGN_OR_RETURN(
         cache, Cache::Create(CacheId{RandomId()}, spec,
                              {config_.device_memory_bytes, config_.backing_memory_bytes}, &events_,
-                             &counters_));
+                             &counters_, CacheOptions{config_.eviction, spill_}));
     caches_.emplace(cache->id(), cache);
   }
   // A cache that was asked for just now isn't the first to make room for another.
@@ -263,6 +265,7 @@ StoreStats StoreEngine::GetStats() {
   stats.session_count = sessions_.size();
   stats.lease_count = leases_.size();
   stats.counters = counters_;
+  if (spill_ != nullptr) stats.spill = spill_->GetStats();
   return stats;
 }
 

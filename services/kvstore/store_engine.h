@@ -27,6 +27,7 @@
 #include "services/kvstore/event_hub.h"
 #include "services/kvstore/lease_table.h"
 #include "services/kvstore/session_table.h"
+#include "services/kvstore/spill_tier.h"
 
 namespace certkv::kvstore {
 
@@ -109,6 +110,7 @@ struct StoreStats {
   int32_t session_count = 0;
   int32_t lease_count = 0;
   StoreCounters counters;
+  SpillStats spill;
 };
 
 // Invariants:
@@ -124,13 +126,14 @@ struct StoreStats {
 // clock when the lease was made.
 // Threads: all calls are safe concurrently. Calls marked "computes" run for milliseconds to seconds
 // and must not be made on gRPC's threads; all others end within microseconds per block.
-// Lock order: mutex_, then EventHub's.
+// Lock order: mutex_, then EventHub's or SpillTier's.
 // Errors everywhere: NotFound [SESSION_NOT_FOUND]; InvalidArgument [BATCH_SIZE], not 1 to 4096
 // keys or slots; PermissionDenied [ROLE_FORBIDS], a reader writes.
 class StoreEngine {
  public:
-  // All pointers outlive the engine. `config` is valid.
-  StoreEngine(const KvStoreConfig& config, const Clock* clock, ComputePool* pool);
+  // All pointers outlive the engine. `config` is valid. `spill` null: no tier on disk.
+  StoreEngine(const KvStoreConfig& config, const Clock* clock, ComputePool* pool,
+              SpillTier* spill = nullptr);
   ~StoreEngine();
 
   EventHub* events() { return &events_; }
@@ -151,12 +154,13 @@ class StoreEngine {
   void Tick();
 
   // ---- Leases: store_engine_lease.cc ----
-  // Leases the longest prefix of `keys` that is sealed. Computes when blocks must be promoted.
+  // Leases the longest prefix of `keys` that is sealed. Computes when blocks must be promoted, or
+  // brought back from disk, which goes on for spill_wait: what is not back by then ends the prefix.
   // lease_duration_ms 0 means the default.
   // Errors: ResourceExhausted [STORE_FULL | LEASE_LIMIT]; InvalidArgument [LEASE_DURATION_INVALID].
   absl::StatusOr<LeasedBlocks> LookupAndLease(SessionId session, absl::Span<const BlockKey> keys,
                                               int64_t lease_duration_ms);
-  // The same, or nullopt, and nothing done, when blocks must be promoted first.
+  // The same, or nullopt, and nothing done, when blocks must be promoted or brought back first.
   std::optional<absl::StatusOr<LeasedBlocks>> TryLookupAndLease(SessionId session,
                                                                 absl::Span<const BlockKey> keys,
                                                                 int64_t lease_duration_ms);
@@ -190,10 +194,18 @@ class StoreEngine {
   // anew.
   int64_t Scrub(int64_t max_bytes);
 
+  // ---- The tier on disk: store_engine_spill.cc ----
+  // Writes the blocks that would be evicted next to disk, until spill_ahead_percent of each cache's
+  // slots are free or can go without a wait. Computes. To be called every now and then.
+  void SpillAhead();
+  // Writes all blocks to disk. For a store that stops. Computes.
+  void SpillAll();
+
   // ---- Looking after blocks: store_engine_admin.cc ----
   // All or nothing. Errors: NotFound [BLOCK_NOT_FOUND]; ResourceExhausted [PIN_LIMIT].
   absl::Status PinBlocks(SessionId session, absl::Span<const BlockKey> keys, bool pinned);
-  // Drops the blocks and those that depend on them, pinned or not; unknown keys are passed over.
+  // Drops the blocks and those that depend on them, pinned or not, in memory and on disk; unknown
+  // keys are passed over.
   // Returns how many went. Errors: FailedPrecondition [BLOCK_LEASED], nothing was dropped.
   absl::StatusOr<int32_t> DropBlocks(SessionId session, absl::Span<const BlockKey> keys);
   // Errors: NotFound [CACHE_NOT_FOUND | BLOCK_NOT_FOUND].
@@ -264,6 +276,48 @@ class StoreEngine {
   // planes, or marks it lost. Releases mutex_ meanwhile. Errors: DataLoss [ORIGINAL_LOST].
   absl::Status RepairHeld(const std::shared_ptr<Cache>& cache, BlockId id, const BlockCheck& check)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Takes blocks out of memory and out of the index of the disk.
+  struct Dropped {
+    SpecDigest spec;
+    int32_t count = 0;
+  };
+  absl::StatusOr<Dropped> DropFromIndex(SessionId session, absl::Span<const BlockKey> keys,
+                                        std::vector<BlockKey>* on_disk);
+
+  // One block on its way from disk.
+  struct Restore {
+    SpilledBlock block;
+    BlockWrite write;
+    bool done = false;
+  };
+  // Adds the block, unless it is damaged or on disk already.
+  void AddUnspilled(const Cache& cache, BlockId id, std::vector<BlockCheck>* blocks) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Those of the `count` blocks that go next that are not on disk yet.
+  std::vector<BlockCheck> NextToSpill(const Cache& cache, int32_t count) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Checks the blocks and writes them; those with damaged originals are marked lost. Releases
+  // mutex_ meanwhile; the blocks need not be held.
+  void Spill(const std::shared_ptr<Cache>& cache, std::vector<BlockCheck>* blocks)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Writes those. Releases mutex_ meanwhile. False: nothing to write, or the disk does not take it.
+  bool SpillOldest(const std::shared_ptr<Cache>& cache, int32_t count)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Before `count` slots are taken: the blocks that will make room go to disk first. The caller
+  // waits for that, which is the back-pressure on bursts. Releases mutex_ meanwhile.
+  void SpillForRoom(const std::shared_ptr<Cache>& cache, int32_t count)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Blocks from keys[first] on that are on disk, in a row, and may be published.
+  std::vector<Restore> NextToRestore(const Cache& cache, absl::Span<const BlockKey> keys,
+                                     size_t first) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Reads and publishes them, held, up to the first that fails; false when one did. Releases
+  // mutex_.
+  bool RestoreBatch(const std::shared_ptr<Cache>& cache, std::vector<Restore>* batch,
+                    std::vector<BlockId>* held) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Goes on from a prefix that is held, with blocks from disk and from memory. Releases mutex_.
+  void RestoreAfter(const std::shared_ptr<Cache>& cache, absl::Span<const BlockKey> keys,
+                    std::vector<BlockId>* held) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
   // The blocks after the last ones, of one cache; none at the end of a round.
   std::vector<BlockCheck> NextToScrub(int64_t max_bytes, std::shared_ptr<Cache>* cache)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -275,6 +329,7 @@ class StoreEngine {
   const KvStoreConfig config_;
   const Clock* const clock_;
   ComputePool* const pool_;
+  SpillTier* const spill_;  // null: none
   EventHub events_;
   absl::Mutex mutex_;
   // Signalled when a call has published or given up what it had claimed.

@@ -75,6 +75,15 @@ absl::Status StoreEngine::PinBlocks(SessionId session_id, absl::Span<const Block
 absl::StatusOr<int32_t> StoreEngine::DropBlocks(SessionId session_id,
                                                 absl::Span<const BlockKey> keys) {
   CERTKV_RETURN_IF_ERROR(CheckBatch(keys.size(), "block_keys"));
+  std::vector<BlockKey> on_disk;
+  CERTKV_ASSIGN_OR_RETURN(const Dropped dropped, DropFromIndex(session_id, keys, &on_disk));
+  if (spill_ != nullptr) spill_->Delete(dropped.spec, on_disk);
+  return dropped.count;
+}
+
+absl::StatusOr<StoreEngine::Dropped> StoreEngine::DropFromIndex(SessionId session_id,
+                                                                absl::Span<const BlockKey> keys,
+                                                                std::vector<BlockKey>* on_disk) {
   Lock lock(this);
   CERTKV_ASSIGN_OR_RETURN(Session * session, FindWorker(session_id, ReadClock(), "DropBlocks"));
   Cache& cache = *session->cache;
@@ -83,16 +92,24 @@ absl::StatusOr<int32_t> StoreEngine::DropBlocks(SessionId session_id,
     const BlockId id = cache.index().Find(key);
     if (id != BlockId::kNone) cache.index().AddSubtree(id, &doomed);
   }
+  absl::flat_hash_set<BlockKey> doomed_keys(keys.begin(), keys.end());
   for (const BlockId id : doomed) {
     const BlockRecord& record = cache.index().Get(id);
+    doomed_keys.insert(record.key);
     if (record.hold_count == 0) continue;
     return MakeError(absl::StatusCode::kFailedPrecondition, "BLOCK_LEASED",
                      absl::StrCat("block ", ToHex(record.key.view(), 8), " has ", record.hold_count,
                                   " leases and is or depends on a block to be dropped; nothing "
                                   "was dropped, release them or wait for their end"));
   }
+  auto count = static_cast<int32_t>(doomed.size());
+  if (spill_ != nullptr) {
+    const std::vector<BlockKey> all(doomed_keys.begin(), doomed_keys.end());
+    *on_disk = spill_->Forget(cache.spec_digest(), all);
+    for (const BlockKey& key : *on_disk) count += cache.index().Find(key) == BlockId::kNone ? 1 : 0;
+  }
   cache.Drop(doomed, clock_->NowMs());
-  return static_cast<int32_t>(doomed.size());
+  return Dropped{cache.spec_digest(), count};
 }
 
 BlockInfo StoreEngine::InfoOf(const Cache& cache, BlockId id) const {

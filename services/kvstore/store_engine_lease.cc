@@ -105,16 +105,24 @@ std::optional<absl::StatusOr<LeasedBlocks>> StoreEngine::TryLookupAndLease(
   if (!limit.ok()) return Result(limit);
   BlockIndex& index = (*session)->cache->index();
   std::vector<BlockId> prefix = FindPrefix(*(*session)->cache, keys);
-  if (prefix.empty()) return Result(LeasedBlocks{});
-  for (const BlockId id : prefix) {
-    if (index.Get(id).device.present()) continue;
+  bool must_compute = false;
+  for (const BlockId id : prefix) must_compute |= !index.Get(id).device.present();
+  const size_t found = prefix.size();
+  must_compute |= found < keys.size() && index.Find(keys[found]) == BlockId::kNone &&
+                  spill_ != nullptr &&
+                  spill_->Contains((*session)->cache->spec_digest(), keys[found]);
+  if (must_compute) {
     // The caller comes back by LookupAndLease, which counts again.
     --counters_.lookups;
     counters_.lookup_blocks_asked -= static_cast<int64_t>(keys.size());
     counters_.lookup_blocks_found -= static_cast<int64_t>(prefix.size());
     return std::nullopt;
   }
-  for (const BlockId id : prefix) index.Hold(id);
+  if (prefix.empty()) return Result(LeasedBlocks{});
+  for (const BlockId id : prefix) {
+    index.Hold(id);
+    index.NoteHit(id);
+  }
   return Result(MakeLease(*session, std::move(prefix), *duration_ms, now));
 }
 
@@ -129,6 +137,9 @@ absl::StatusOr<LeasedBlocks> StoreEngine::LookupAndLease(SessionId session_id,
   const std::shared_ptr<Cache> cache = session->cache;
   std::vector<BlockId> held = FindPrefix(*cache, keys);
   for (const BlockId id : held) cache->index().Hold(id);
+  const size_t resident_count = held.size();
+  RestoreAfter(cache, keys, &held);
+  counters_.lookup_blocks_found += static_cast<int64_t>(held.size() - resident_count);
   const absl::StatusOr<size_t> ready_count = PromoteHeld(cache, held);
   const Now now = ReadClock();
   // The session may have ended, or taken other leases, while blocks were promoted.
@@ -141,6 +152,7 @@ absl::StatusOr<LeasedBlocks> StoreEngine::LookupAndLease(SessionId session_id,
   if (!status.ok()) return status;
   held.resize(kept);
   if (held.empty()) return LeasedBlocks{};
+  for (const BlockId id : held) cache->index().NoteHit(id);
   return MakeLease(*still, std::move(held), duration_ms, now);
 }
 

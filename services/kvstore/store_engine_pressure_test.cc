@@ -2,7 +2,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstdio>
+#include <fstream>
 #include <set>
+#include <string>
 #include <thread>
 
 #include "kernels/core/status.h"
@@ -311,6 +315,35 @@ TEST(ListTest, GetBlockTellsWhereItIs) {
             "BLOCK_NOT_FOUND");
   EXPECT_EQ(ReasonOf(store.engine.GetBlock(CacheId{1}, ChainKey(1, 0)).status()),
             "CACHE_NOT_FOUND");
+}
+
+// Shared memory of this process, each page counted once however often it is mapped.
+int64_t SharedMemoryBytes() {
+  std::ifstream file("/proc/self/smaps_rollup");
+  for (std::string line; std::getline(file, line);) {
+    long kibibytes = 0;
+    if (std::sscanf(line.c_str(), "Pss_Shmem: %ld kB", &kibibytes) == 1) return kibibytes << 10;
+  }
+  ADD_FAILURE() << "/proc/self/smaps_rollup has no Pss_Shmem";
+  return 0;
+}
+
+TEST(PressureTest, MemoryStaysWithinWhatIsConfiguredHoweverMuchIsWritten) {
+  constexpr int32_t kSlots = 256;
+  const int64_t before = SharedMemoryBytes();
+  StoreHarness store(Shape(kSlots, kSlots));
+  auto worker = store.Attach("w", 16);
+  const int64_t limit = store.device_layout.slab_bytes() + store.backing_layout.slab_bytes() +
+                        worker.staging->layout().slab_bytes();
+  int64_t most = 0;
+  for (int32_t chain = 0; chain < 5 * kSlots / 16; ++chain) {
+    store.PutUnleased(worker, chain, 0, 16);
+    store.engine.Scrub(1 << 22);  // reads through the store's second map
+    if (chain % 8 == 0) most = std::max(most, SharedMemoryBytes() - before);
+  }
+  EXPECT_GT(most, limit / 2) << "the test sees the memory at all";
+  // Huge pages may round each of the three slabs up.
+  EXPECT_LE(most, limit + 3 * (int64_t{2} << 20));
 }
 
 TEST(EventsTest, TellTheLifeOfABlock) {

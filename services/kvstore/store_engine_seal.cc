@@ -51,6 +51,13 @@ absl::StatusOr<LeasedBlocks> StoreEngine::SealBlocks(SessionId session_id,
   Lock lock(this);
   SealPlan plan;
   absl::Status status = duration_ms.status();
+  if (status.ok() && spill_ != nullptr) {
+    const absl::StatusOr<Session*> session = sessions_.Find(session_id);
+    if (session.ok()) {
+      const std::shared_ptr<Cache> cache = (*session)->cache;
+      SpillForRoom(cache, static_cast<int32_t>(entries.size()));
+    }
+  }
   if (status.ok()) status = BeginSeal(session_id, entries, &plan);
   if (!status.ok()) {
     // The slots are freed, so that a worker may forget a call that failed.

@@ -1,5 +1,5 @@
-// Eight workers on a store ten times too small, with sessions that die: every byte that is read is
-// compared with what follows from its key.
+// Eight workers on a store ten times too small, with sessions that die, with and without a tier on
+// disk, while a scrubber runs: every byte that is read is compared with what follows from its key.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -9,7 +9,9 @@
 #include <thread>
 
 #include "kernels/core/status.h"
+#include "services/common/clock.h"
 #include "services/kvstore/store_engine.h"
+#include "tests/support/fake_spill_store.h"
 #include "tests/support/store_harness.h"
 
 namespace certkv::kvstore {
@@ -36,12 +38,25 @@ enum class GenerationCheck { kBeforeAndAfter, kNone };
 
 class Torture {
  public:
-  Torture(GenerationCheck check, uint32_t seed) : check_(check), seed_(seed) {}
+  Torture(GenerationCheck check, uint32_t seed, bool with_disk = false)
+      : check_(check),
+        seed_(seed),
+        tier_(std::make_unique<FakeSpillStore>(&disk_),
+              // A third of the blocks fit, so that blocks leave the disk as well.
+              {.size_bytes = kChains * kChainLength / 3 * int64_t{55'000}}, RealClock()),
+        store_(Shape(with_disk ? &tier_ : nullptr)) {}
 
   void Run(std::chrono::milliseconds duration) {
     end_ = std::chrono::steady_clock::now() + duration;
     std::vector<std::thread> threads;
     for (int32_t i = 0; i < kThreads; ++i) threads.emplace_back([this, i] { RunWorker(i); });
+    threads.emplace_back([this] {
+      while (std::chrono::steady_clock::now() < end_) {
+        store_.engine.Scrub(1 << 20);
+        store_.engine.SpillAhead();
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      }
+    });
     for (std::thread& thread : threads) thread.join();
   }
 
@@ -49,8 +64,9 @@ class Torture {
   const Tally& tally() const { return tally_; }
 
  private:
-  static StoreShape Shape() {
+  static StoreShape Shape(SpillTier* spill) {
     StoreShape shape;
+    shape.spill = spill;
     shape.device_slots = kDeviceSlots;
     shape.backing_slots = kBackingSlots;
     return shape;
@@ -135,31 +151,40 @@ class Torture {
 
   const GenerationCheck check_;
   const uint32_t seed_;
-  StoreHarness store_{Shape()};
+  FakeDisk disk_;
+  SpillTier tier_;
+  StoreHarness store_;
   std::chrono::steady_clock::time_point end_;
   Tally tally_;
 };
 
-TEST(TortureTest, NoReaderGetsWrongBytesAndNoLeaseIsBroken) {
+class TortureTest : public testing::TestWithParam<bool> {};
+
+TEST_P(TortureTest, NoReaderGetsWrongBytesAndNoLeaseIsBroken) {
   const uint32_t seed = std::random_device()();
   SCOPED_TRACE(testing::Message() << "seed " << seed);
-  Torture torture(GenerationCheck::kBeforeAndAfter, seed);
-  torture.Run(std::chrono::milliseconds(4000));
+  Torture torture(GenerationCheck::kBeforeAndAfter, seed, /*with_disk=*/GetParam());
+  torture.Run(std::chrono::milliseconds(10'000));
   const Tally& tally = torture.tally();
   const StoreStats stats = torture.store().engine.GetStats();
   std::printf(
       "seed %u: %ld reads, %ld stale, %ld store full; %ld sealed, %ld shared, %ld demoted, "
-      "%ld promoted, %ld evicted, %ld aborted\n",
+      "%ld promoted, %ld evicted, %ld spilled, %ld restored, %ld scrubbed, %ld aborted\n",
       seed, tally.reads.load(), tally.stale.load(), tally.store_full.load(),
       stats.counters.blocks_sealed, stats.counters.blocks_shared, stats.counters.blocks_demoted,
-      stats.counters.blocks_promoted, stats.counters.blocks_evicted, stats.counters.blocks_aborted);
+      stats.counters.blocks_promoted, stats.counters.blocks_evicted, stats.counters.blocks_spilled,
+      stats.counters.blocks_restored, stats.counters.blocks_scrubbed,
+      stats.counters.blocks_aborted);
   EXPECT_EQ(tally.wrong.load(), 0);
   EXPECT_EQ(tally.lost_leases.load(), 0);
   EXPECT_EQ(tally.unexpected.load(), 0);
   // The test is not vacuous: all that can happen did.
   EXPECT_GT(tally.reads.load(), 1000);
   EXPECT_GT(tally.stale.load(), 0);
-  EXPECT_GT(stats.counters.blocks_evicted, 0);
+  EXPECT_GT(GetParam() ? stats.counters.blocks_restored : stats.counters.blocks_evicted, 0);
+  EXPECT_EQ(stats.counters.blocks_rebuilt, 0) << "nobody damages anything";
+  EXPECT_EQ(stats.counters.blocks_lost, 0);
+  EXPECT_EQ(stats.spill.blocks_damaged, 0);
   EXPECT_GT(stats.counters.blocks_demoted, 0);
   EXPECT_GT(stats.counters.blocks_promoted, 0);
   // Nothing leaked.
@@ -171,8 +196,11 @@ TEST(TortureTest, NoReaderGetsWrongBytesAndNoLeaseIsBroken) {
   EXPECT_TRUE(torture.store().Put(worker, 1000, 0, kDeviceSlots).ok()) << "every slot is usable";
 }
 
+INSTANTIATE_TEST_SUITE_P(Tiers, TortureTest, testing::Bool(),
+                         [](const auto& info) { return info.param ? "WithDisk" : "MemoryOnly"; });
+
 // The canary: a reader that trusts handles without their generations must be caught.
-TEST(TortureTest, ReaderThatSkipsTheGenerationCheckIsCaught) {
+TEST(TortureCanaryTest, ReaderThatSkipsTheGenerationCheckIsCaught) {
   const uint32_t seed = std::random_device()();
   SCOPED_TRACE(testing::Message() << "seed " << seed);
   Torture torture(GenerationCheck::kNone, seed);

@@ -137,7 +137,7 @@ absl::Status CheckDevicePlanes(const SlabLayout& layout, const CacheSpec& spec, 
 
 StoreHarness::StoreHarness(const StoreShape& shape, const CacheSpec& spec)
     : spec(spec),
-      engine(ConfigOf(shape, spec), &clock, &pool),
+      engine(ConfigOf(shape, spec), &clock, &pool, shape.spill),
       device_layout(spec, SlabKind::kDevice, shape.device_slots),
       backing_layout(spec, SlabKind::kBacking, shape.backing_slots) {
   const auto registered = engine.RegisterCache(spec);

@@ -44,6 +44,7 @@ struct StoreShape {
   int32_t device_slots = 8;
   int32_t backing_slots = 16;
   KvStoreConfig config;  // its memory sizes are overwritten
+  kvstore::SpillTier* spill = nullptr;
 };
 
 // The engine and one cache. Every worker's staging memory is mapped through its descriptor, as a

@@ -1,0 +1,340 @@
+#include "services/kvstore/spill_rocksdb.h"
+
+#include <rocksdb/db.h>
+#include <rocksdb/options.h>
+#include <rocksdb/write_batch.h>
+#include <xxhash.h>
+
+#include <cstddef>
+#include <cstring>
+#include <filesystem>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+#include "kernels/core/status.h"
+#include "kernels/core/tile_layout.h"
+
+namespace certkv::kvstore {
+namespace {
+
+// Keys: kFormatKey in the default column family; in the others kSpecKey, and for each block a
+// record under 'm' + key and its payload under 'b' + key, written together.
+constexpr char kFormatKey[] = "certkv.format";
+constexpr char kSpecKey[] = "spec";
+constexpr char kRecordPrefix = 'm';
+constexpr char kPayloadPrefix = 'b';
+constexpr uint64_t kBlobBytesMin = 4096;
+constexpr uint64_t kRecordMagic = 0x314c4c4950534b43;  // "CKSPILL1"
+
+// A block's record on disk, little-endian.
+struct DiskRecord {
+  uint64_t magic;
+  uint8_t key[32];
+  uint8_t parent[32];
+  uint64_t originals_digest;
+  int64_t seal_time_ms;
+  int64_t write_time_ms;
+  int64_t payload_bytes;
+  uint64_t payload_checksum;
+  uint64_t record_checksum;  // XXH3-64 of what comes before
+};
+static_assert(sizeof(DiskRecord) == 120);
+
+uint64_t RecordChecksum(const DiskRecord& record) {
+  return XXH3_64bits(&record, offsetof(DiskRecord, record_checksum));
+}
+
+rocksdb::Slice SliceOf(absl::string_view view) { return {view.data(), view.size()}; }
+
+std::string KeyOf(char prefix, const BlockKey& key) {
+  std::string text(1, prefix);
+  text.append(key.view().data(), key.view().size());
+  return text;
+}
+
+std::string FormatText() {
+  return absl::StrCat("certkv blocks, version ", kSpillFormatVersion, ", tiles version ",
+                      static_cast<int>(kTileFormatVersion));
+}
+
+absl::Status Damaged(absl::string_view what) {
+  return MakeError(absl::StatusCode::kDataLoss, "SPILL_DAMAGED",
+                   absl::StrCat("blocks on disk: ", what,
+                                "; the store goes on from memory; if it comes again, check the "
+                                "disk and remove spill_directory"));
+}
+
+absl::Status FromRocksDb(const rocksdb::Status& status, absl::string_view what) {
+  if (status.ok()) return absl::OkStatus();
+  const std::string text = absl::StrCat(what, ": ", status.ToString());
+  if (status.IsCorruption() || status.IsNotFound()) return Damaged(text);
+  return MakeError(
+      absl::StatusCode::kUnavailable, "SPILL_FAILED",
+      absl::StrCat(text, "; the store goes on from memory; free space or check the disk"));
+}
+
+absl::Status Refused(absl::string_view reason, absl::string_view what) {
+  return MakeError(absl::StatusCode::kFailedPrecondition, reason, what);
+}
+
+rocksdb::ColumnFamilyOptions BlockOptions() {
+  rocksdb::ColumnFamilyOptions options;
+  options.enable_blob_files = true;
+  options.min_blob_size = kBlobBytesMin;
+  options.enable_blob_garbage_collection = true;
+  options.blob_garbage_collection_age_cutoff = 0.5;
+  options.compression = rocksdb::kNoCompression;  // 16-bit noise doesn't shrink
+  options.blob_compression_type = rocksdb::kNoCompression;
+  options.write_buffer_size = size_t{32} << 20;
+  options.max_write_buffer_number = 2;
+  return options;
+}
+
+class RocksDbSpill final : public SpillStore {
+ public:
+  ~RocksDbSpill() override {
+    for (const auto& entry : families_) db_->DestroyColumnFamilyHandle(entry.second);
+    if (default_ != nullptr) db_->DestroyColumnFamilyHandle(default_);
+  }
+
+  absl::Status Open(const std::string& directory) {
+    rocksdb::DBOptions options;
+    options.create_if_missing = true;
+    options.max_background_jobs = 2;
+    options.max_total_wal_size = uint64_t{128} << 20;
+    options.bytes_per_sync = uint64_t{1} << 20;
+    options.keep_log_file_num = 2;
+    options.info_log_level = rocksdb::WARN_LEVEL;
+    const bool is_new = !std::filesystem::exists(directory + "/CURRENT");
+    std::vector<std::string> names = {rocksdb::kDefaultColumnFamilyName};
+    if (!is_new) {
+      names.clear();
+      CERTKV_RETURN_IF_ERROR(FromRocksDb(
+          rocksdb::DB::ListColumnFamilies(options, directory, &names), "listing " + directory));
+    }
+    std::vector<rocksdb::ColumnFamilyDescriptor> descriptors;
+    for (const std::string& name : names) descriptors.emplace_back(name, BlockOptions());
+    std::vector<rocksdb::ColumnFamilyHandle*> handles;
+    rocksdb::DB* db = nullptr;
+    const rocksdb::Status opened =
+        rocksdb::DB::Open(options, directory, descriptors, &handles, &db);
+    if (opened.IsIOError() && absl::StrContains(opened.ToString(), "lock")) {
+      return Refused("SPILL_IN_USE",
+                     absl::StrCat("another process has ", directory, " open: ", opened.ToString(),
+                                  "; stop it or choose another spill_directory"));
+    }
+    CERTKV_RETURN_IF_ERROR(FromRocksDb(opened, "opening " + directory));
+    db_.reset(db);
+    absl::MutexLock lock(&mutex_);
+    std::vector<std::pair<std::string, rocksdb::ColumnFamilyHandle*>> others;
+    for (size_t i = 0; i < names.size(); ++i) {
+      if (names[i] == rocksdb::kDefaultColumnFamilyName) {
+        default_ = handles[i];
+      } else {
+        others.emplace_back(names[i], handles[i]);
+      }
+    }
+    if (is_new) {
+      return FromRocksDb(db_->Put(rocksdb::WriteOptions(), default_, kFormatKey, FormatText()),
+                         "writing the format version");
+    }
+    const absl::Status format = CheckFormat(directory);
+    for (const auto& [name, handle] : others) {
+      const absl::Status spec = format.ok() ? AddFamily(directory, name, handle) : format;
+      if (spec.ok()) continue;
+      db_->DestroyColumnFamilyHandle(handle);
+      if (family_status_.ok()) family_status_ = spec;
+    }
+    return format.ok() ? family_status_ : format;
+  }
+
+  absl::Status ForEach(
+      const std::function<void(const SpecDigest&, const SpilledBlock&)>& visit) override {
+    for (const auto& [digest, family] : Families()) {
+      rocksdb::ReadOptions options;
+      const std::string end(1, kRecordPrefix + 1);
+      const rocksdb::Slice end_slice(end);
+      options.iterate_upper_bound = &end_slice;
+      options.fill_cache = false;
+      const std::unique_ptr<rocksdb::Iterator> it(db_->NewIterator(options, family));
+      for (it->Seek(std::string(1, kRecordPrefix)); it->Valid(); it->Next()) {
+        SpilledBlock block;
+        // A record that can't be read is a block that isn't there.
+        if (ParseRecord(it->value(), &block)) visit(digest, block);
+      }
+      CERTKV_RETURN_IF_ERROR(FromRocksDb(it->status(), "listing blocks"));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status Put(const SpecDigest& spec, absl::Span<const uint8_t> payload,
+                   SpilledBlock* block) override {
+    CERTKV_ASSIGN_OR_RETURN(rocksdb::ColumnFamilyHandle * family, FamilyOf(spec));
+    block->payload_bytes = static_cast<int64_t>(payload.size());
+    block->payload_checksum = XXH3_64bits(payload.data(), payload.size());
+    DiskRecord record{};
+    record.magic = kRecordMagic;
+    std::memcpy(record.key, block->key.bytes.data(), sizeof(record.key));
+    std::memcpy(record.parent, block->parent.bytes.data(), sizeof(record.parent));
+    record.originals_digest = block->originals_digest;
+    record.seal_time_ms = block->seal_time_ms;
+    record.write_time_ms = block->write_time_ms;
+    record.payload_bytes = block->payload_bytes;
+    record.payload_checksum = block->payload_checksum;
+    record.record_checksum = RecordChecksum(record);
+    rocksdb::WriteBatch batch;
+    batch.Put(family, KeyOf(kPayloadPrefix, block->key),
+              rocksdb::Slice(reinterpret_cast<const char*>(payload.data()), payload.size()));
+    batch.Put(family, KeyOf(kRecordPrefix, block->key),
+              rocksdb::Slice(reinterpret_cast<const char*>(&record), sizeof(record)));
+    return FromRocksDb(db_->Write(rocksdb::WriteOptions(), &batch), "writing a block");
+  }
+
+  absl::Status Get(const SpecDigest& spec, const SpilledBlock& block,
+                   absl::Span<uint8_t> payload) override {
+    CERTKV_ASSIGN_OR_RETURN(rocksdb::ColumnFamilyHandle * family, FamilyOf(spec));
+    rocksdb::PinnableSlice value;
+    rocksdb::ReadOptions options;
+    options.fill_cache = false;  // the store's memory is the cache
+    CERTKV_RETURN_IF_ERROR(
+        FromRocksDb(db_->Get(options, family, KeyOf(kPayloadPrefix, block.key), &value),
+                    absl::StrCat("reading block ", ToHex(block.key.view(), 8))));
+    if (value.size() != payload.size() ||
+        XXH3_64bits(value.data(), value.size()) != block.payload_checksum) {
+      return Damaged(absl::StrCat("block ", ToHex(block.key.view(), 8), " has ", value.size(),
+                                  " bytes of another checksum than when it was written, expected ",
+                                  payload.size()));
+    }
+    std::memcpy(payload.data(), value.data(), value.size());
+    return absl::OkStatus();
+  }
+
+  absl::Status Delete(const SpecDigest& spec, absl::Span<const BlockKey> keys) override {
+    CERTKV_ASSIGN_OR_RETURN(rocksdb::ColumnFamilyHandle * family, FamilyOf(spec));
+    rocksdb::WriteBatch batch;
+    for (const BlockKey& key : keys) {
+      batch.Delete(family, KeyOf(kRecordPrefix, key));
+      batch.Delete(family, KeyOf(kPayloadPrefix, key));
+    }
+    return FromRocksDb(db_->Write(rocksdb::WriteOptions(), &batch), "deleting blocks");
+  }
+
+  absl::Status Recover() override { return FromRocksDb(db_->Resume(), "resuming after an error"); }
+
+ private:
+  using FamilyMap = absl::flat_hash_map<SpecDigest, rocksdb::ColumnFamilyHandle*>;
+
+  FamilyMap Families() ABSL_LOCKS_EXCLUDED(mutex_) {
+    absl::MutexLock lock(&mutex_);
+    return families_;
+  }
+
+  absl::Status CheckFormat(const std::string& directory) {
+    std::string text;
+    const rocksdb::Status read = db_->Get(rocksdb::ReadOptions(), default_, kFormatKey, &text);
+    if (read.IsNotFound()) {
+      return Refused("SPILL_FOREIGN",
+                     absl::StrCat(directory,
+                                  " holds a database that is not CertKV's; choose an "
+                                  "empty directory as spill_directory"));
+    }
+    CERTKV_RETURN_IF_ERROR(FromRocksDb(read, "reading the format version"));
+    if (text == FormatText()) return absl::OkStatus();
+    return Refused("SPILL_FORMAT",
+                   absl::StrCat(directory, " holds '", text, "', this version writes '",
+                                FormatText(), "'; remove the directory, or run that version"));
+  }
+
+  // Takes a column family over, once its spec is the one that its name says.
+  absl::Status AddFamily(const std::string& directory, const std::string& name,
+                         rocksdb::ColumnFamilyHandle* family)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    std::string bytes;
+    const rocksdb::Status read = db_->Get(rocksdb::ReadOptions(), family, kSpecKey, &bytes);
+    if (!read.ok() && !read.IsNotFound()) return FromRocksDb(read, "reading the spec digest");
+    const absl::StatusOr<SpecDigest> digest = SpecDigestFromBytes(bytes);
+    if (!digest.ok() || ToHex(digest->view()) != name) {
+      return Refused("SPILL_SPEC_MISMATCH",
+                     absl::StrCat(directory, " has blocks of spec ", ToHex(bytes, bytes.size()),
+                                  " under the name ", name,
+                                  "; they were moved or damaged: remove the directory"));
+    }
+    families_[*digest] = family;
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<rocksdb::ColumnFamilyHandle*> FamilyOf(const SpecDigest& spec)
+      ABSL_LOCKS_EXCLUDED(mutex_) {
+    absl::MutexLock lock(&mutex_);
+    const auto found = families_.find(spec);
+    if (found != families_.end()) return found->second;
+    rocksdb::ColumnFamilyHandle* family = nullptr;
+    CERTKV_RETURN_IF_ERROR(
+        FromRocksDb(db_->CreateColumnFamily(BlockOptions(), ToHex(spec.view()), &family),
+                    "making a column family"));
+    families_[spec] = family;
+    CERTKV_RETURN_IF_ERROR(
+        FromRocksDb(db_->Put(rocksdb::WriteOptions(), family, kSpecKey, SliceOf(spec.view())),
+                    "writing the spec digest"));
+    return family;
+  }
+
+  static bool ParseRecord(const rocksdb::Slice& value, SpilledBlock* block) {
+    DiskRecord record{};
+    if (value.size() != sizeof(record)) return false;
+    std::memcpy(&record, value.data(), sizeof(record));
+    if (record.magic != kRecordMagic || record.record_checksum != RecordChecksum(record) ||
+        record.payload_bytes <= 0) {
+      return false;
+    }
+    std::memcpy(block->key.bytes.data(), record.key, sizeof(record.key));
+    std::memcpy(block->parent.bytes.data(), record.parent, sizeof(record.parent));
+    block->originals_digest = record.originals_digest;
+    block->seal_time_ms = record.seal_time_ms;
+    block->write_time_ms = record.write_time_ms;
+    block->payload_bytes = record.payload_bytes;
+    block->payload_checksum = record.payload_checksum;
+    return true;
+  }
+
+  std::unique_ptr<rocksdb::DB> db_;
+  rocksdb::ColumnFamilyHandle* default_ = nullptr;
+  absl::Status family_status_;
+  absl::Mutex mutex_;
+  FamilyMap families_ ABSL_GUARDED_BY(mutex_);
+};
+
+// Makes the directory; refuses one that has something else in it.
+absl::Status PrepareDirectory(const std::string& directory) {
+  std::error_code error;
+  std::filesystem::create_directories(directory, error);
+  if (!error) {
+    std::filesystem::permissions(directory, std::filesystem::perms::owner_all, error);
+  }
+  const bool is_empty = !error && std::filesystem::is_empty(directory, error);
+  if (error) {
+    return MakeError(absl::StatusCode::kUnavailable, "SPILL_FAILED",
+                     absl::StrCat(directory, ": ", error.message(),
+                                  "; choose a spill_directory that the store may write"));
+  }
+  if (is_empty || std::filesystem::exists(directory + "/CURRENT")) return absl::OkStatus();
+  return Refused("SPILL_FOREIGN", absl::StrCat(directory,
+                                               " has files that are not CertKV's; choose an empty "
+                                               "directory as spill_directory"));
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<SpillStore>> OpenRocksDbSpill(const std::string& directory) {
+  CERTKV_RETURN_IF_ERROR(PrepareDirectory(directory));
+  auto store = std::make_unique<RocksDbSpill>();
+  CERTKV_RETURN_IF_ERROR(store->Open(directory));
+  return std::unique_ptr<SpillStore>(std::move(store));
+}
+
+}  // namespace certkv::kvstore

@@ -1,0 +1,123 @@
+// SpillTier: the third tier. What is on disk, how much of it, for how long, and whether it works.
+#ifndef CERTKV_SERVICES_KVSTORE_SPILL_TIER_H_
+#define CERTKV_SERVICES_KVSTORE_SPILL_TIER_H_
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/btree_map.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/hash/hash.h"
+#include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/types/span.h"
+#include "services/common/clock.h"
+#include "services/kvstore/spill_store.h"
+
+namespace certkv::kvstore {
+
+struct SpillLimits {
+  int64_t size_bytes = 0;  // of payloads; the oldest blocks go first
+  int64_t ttl_ms = 0;      // a block goes so long after it was written; 0: never
+};
+
+struct SpillStats {
+  bool enabled = false;
+  std::string error;  // why nothing is written now; empty when all is well
+  int64_t blocks = 0;
+  int64_t bytes = 0;
+  int64_t blocks_written = 0;
+  int64_t blocks_read = 0;
+  int64_t blocks_expired = 0;  // by size limit or TTL
+  int64_t blocks_damaged = 0;  // read back otherwise than written, and forgotten
+  int64_t write_errors = 0;
+};
+
+// Keeps an index of all blocks on disk in memory, so that lookups don't wait for it: about 200
+// bytes a block.
+//
+// Invariants:
+//  1. A block is in the index only after its Put returned OK, and until its Delete is issued. A
+//     Delete never takes what a later Put of the same key wrote: both hold the key's mutex.
+//  2. An error never leaves this class as anything but "not there" or a Status: the store goes on.
+// Threads: all calls are safe concurrently. Contains, Find, Forget and GetStats don't wait for the
+// disk.
+// Lock order: a key's mutex (held during I/O), or the engine's, then mutex_ (never held during
+// I/O).
+class SpillTier {
+ public:
+  // `store` null: disk is configured but can't be used; `why` says why in GetStats().
+  SpillTier(std::unique_ptr<SpillStore> store, const SpillLimits& limits, const Clock* clock,
+            absl::Status why = absl::OkStatus());
+
+  // Reads the index. progress(blocks so far) is called every 65,536 blocks. Errors: those of
+  // SpillStore; the tier is then off.
+  absl::Status Load(const std::function<void(int64_t)>& progress);
+
+  bool Contains(const SpecDigest& spec, const BlockKey& key) const;
+  std::optional<SpilledBlock> Find(const SpecDigest& spec, const BlockKey& key) const;
+  // Can a Write succeed now? After an error nothing is tried for 10 s.
+  bool CanWrite() const;
+
+  // Makes room by the size limit first. Errors: Unavailable [SPILL_FAILED].
+  absl::Status Write(const SpecDigest& spec, SpilledBlock block, absl::Span<const uint8_t> payload);
+  // Errors: as SpillStore::Get; NotFound [BLOCK_NOT_FOUND], it left the disk or was written again
+  // since Find(). A damaged block is forgotten.
+  absl::Status Read(const SpecDigest& spec, const SpilledBlock& block, absl::Span<uint8_t> payload);
+  // What was read turned out not to be the block. False, and nothing is done, when it is no longer
+  // what Find() gave.
+  bool ForgetDamaged(const SpecDigest& spec, const SpilledBlock& block);
+  // Takes the blocks and all that depend on them out of the index, and returns what is then to be
+  // deleted.
+  std::vector<BlockKey> Forget(const SpecDigest& spec, absl::Span<const BlockKey> keys);
+  // Deletes what Forget returned, but for blocks that were written again since.
+  void Delete(const SpecDigest& spec, absl::Span<const BlockKey> keys);
+  // Forgets what is over its TTL. To be called every now and then.
+  void Expire();
+
+  SpillStats GetStats() const;
+
+ private:
+  struct Entry {
+    SpilledBlock block;
+    int64_t sequence = 0;  // in by_age_
+  };
+  struct Aged {
+    SpecDigest spec;
+    BlockKey key;
+  };
+  using Blocks = absl::flat_hash_map<BlockKey, Entry>;
+
+  void Add(const SpecDigest& spec, const SpilledBlock& block) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Remove(const SpecDigest& spec, const BlockKey& key) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Takes the oldest out of the index while `is_over` says so, and returns them.
+  std::vector<Aged> TakeOldest(const std::function<bool(const SpilledBlock&)>& is_over)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void DeleteAged(const std::vector<Aged>& blocks);
+  void NoteWrite(const absl::Status& status);
+  absl::Mutex& MutexOf(const BlockKey& key) {
+    return key_mutexes_[absl::Hash<BlockKey>()(key) % key_mutexes_.size()];
+  }
+
+  const std::unique_ptr<SpillStore> store_;
+  const SpillLimits limits_;
+  const Clock* const clock_;
+  std::array<absl::Mutex, 64> key_mutexes_;
+  mutable absl::Mutex mutex_;
+  absl::flat_hash_map<SpecDigest, Blocks> specs_ ABSL_GUARDED_BY(mutex_);
+  absl::btree_map<int64_t, Aged> by_age_ ABSL_GUARDED_BY(mutex_);  // by sequence
+  int64_t sequence_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t retry_time_ns_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool needs_recovery_ ABSL_GUARDED_BY(mutex_) = false;
+  SpillStats stats_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace certkv::kvstore
+
+#endif  // CERTKV_SERVICES_KVSTORE_SPILL_TIER_H_

@@ -1,0 +1,210 @@
+// Blocks that memory has no room for: they go down, come back whole, or are not found.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <random>
+
+#include "kernels/core/status.h"
+#include "services/kvstore/store_engine.h"
+#include "tests/support/fake_spill_store.h"
+#include "tests/support/store_harness.h"
+
+namespace certkv::kvstore {
+namespace {
+
+class StoreEngineSpillTest : public testing::Test {
+ protected:
+  StoreEngineSpillTest() { Start(); }
+
+  // A store on what is on the disk; the one before is gone as by kill -9.
+  void Start() {
+    harness_.reset();
+    tier_ = std::make_unique<SpillTier>(std::make_unique<FakeSpillStore>(&disk_),
+                                        SpillLimits{.size_bytes = int64_t{1} << 30}, &clock_);
+    ASSERT_TRUE(tier_->Load([](int64_t) {}).ok());
+    StoreShape shape;
+    shape.device_slots = slots_ / 2;
+    shape.backing_slots = slots_;
+    shape.config = config_;
+    shape.spill = tier_.get();
+    harness_ = std::make_unique<StoreHarness>(shape);
+    worker_ = harness_->Attach("worker");
+  }
+  StoreHarness& store() { return *harness_; }
+  StoreCounters Counters() { return store().engine.GetStats().counters; }
+  // Looks blocks up and reads them all; how many there were.
+  int32_t ReadAll(int32_t chain, int32_t count) {
+    auto found = store().engine.LookupAndLease(worker_.session, ChainKeys(chain, count), 0);
+    EXPECT_TRUE(found.ok()) << found.status();
+    if (!found.ok() || found->blocks.empty()) return 0;
+    for (const BlockHandle& handle : found->blocks) {
+      EXPECT_TRUE(store().IsReadable(worker_, handle));
+      EXPECT_TRUE(handle.device.present());
+    }
+    EXPECT_TRUE(store().engine.ReleaseLease(worker_.session, found->lease).ok());
+    return static_cast<int32_t>(found->blocks.size());
+  }
+
+  KvStoreConfig config_;
+  int32_t slots_ = 8;
+  FakeClock clock_;
+  FakeDisk disk_;
+  std::unique_ptr<SpillTier> tier_;
+  std::unique_ptr<StoreHarness> harness_;
+  StoreHarness::Worker worker_;
+};
+
+TEST_F(StoreEngineSpillTest, EvictedBlocksComeBack) {
+  auto events = store().engine.events()->Subscribe(CacheId{}, [] {});
+  for (int32_t chain = 0; chain < 6; ++chain) store().PutUnleased(worker_, chain, 0, 4);
+  EXPECT_EQ(Counters().blocks_evicted, 0) << "none was lost";
+  EXPECT_EQ(Counters().blocks_spilled, 6 * 4 - 8);
+  for (int32_t chain = 0; chain < 6; ++chain) EXPECT_EQ(ReadAll(chain, 4), 4) << chain;
+  EXPECT_GT(Counters().blocks_restored, 0);
+  bool has_spilled = false;
+  bool has_restored = false;
+  for (auto event = (*events)->Take(); event.ok() && event->has_value();
+       event = (*events)->Take()) {
+    has_spilled |= (*event)->kind == BlockEventKind::kSpilled;
+    has_restored |= (*event)->kind == BlockEventKind::kRestored;
+  }
+  EXPECT_TRUE(has_spilled && has_restored);
+  store().engine.CheckInvariants();
+}
+
+TEST_F(StoreEngineSpillTest, AnImmediateLookupLeavesTheDiskAlone) {
+  for (int32_t chain = 0; chain < 4; ++chain) store().PutUnleased(worker_, chain, 0, 4);
+  EXPECT_FALSE(store().engine.TryLookupAndLease(worker_.session, ChainKeys(0, 4), 0).has_value());
+  const auto unknown = store().engine.TryLookupAndLease(worker_.session, ChainKeys(77, 4), 0);
+  ASSERT_TRUE(unknown.has_value());
+  EXPECT_TRUE((*unknown)->blocks.empty());
+}
+
+TEST_F(StoreEngineSpillTest, ARestartFindsAllThatWasWritten) {
+  for (int32_t chain = 0; chain < 2; ++chain) store().PutUnleased(worker_, chain, 0, 3);
+  const auto leased = store().Lookup(worker_, 1, 3);
+  ASSERT_TRUE(leased.ok());
+  store().engine.SpillAll();
+  EXPECT_EQ(disk_.files.size(), 6u) << "leased ones too";
+  Start();
+  for (int32_t chain = 0; chain < 2; ++chain) EXPECT_EQ(ReadAll(chain, 3), 3) << chain;
+  EXPECT_EQ(Counters().blocks_restored, 6);
+  EXPECT_EQ(Counters().lookup_blocks_found, 6);
+  // A chain goes on where it ended.
+  store().PutUnleased(worker_, 1, 3, 1);
+  EXPECT_EQ(ReadAll(1, 4), 4);
+}
+
+TEST_F(StoreEngineSpillTest, AChainLongerThanMemoryIsFoundAsFarAsItFits) {
+  const auto long_chain = store().Put(worker_, 0, 0, 4);
+  ASSERT_TRUE(long_chain.ok());
+  store().engine.SpillAll();
+  EXPECT_EQ(ReadAll(0, 100), 4);
+}
+
+TEST_F(StoreEngineSpillTest, DamagedPlanesOnDiskAreMadeAgain) {
+  store().PutUnleased(worker_, 0, 0, 1);
+  store().engine.SpillAll();
+  disk_.files.begin()->second.payload[200] ^= 1;
+  Start();
+  EXPECT_EQ(ReadAll(0, 1), 1);
+}
+
+TEST_F(StoreEngineSpillTest, DamagedOriginalsOnDiskAreNotFound) {
+  store().PutUnleased(worker_, 0, 0, 3);
+  store().engine.SpillAll();
+  disk_.files.at({DigestCacheSpec(TinySpec()), ChainKey(0, 1)}).payload.back() ^= 1;
+  Start();
+  EXPECT_EQ(ReadAll(0, 3), 1);
+  EXPECT_EQ(tier_->GetStats().blocks_damaged, 1);
+  EXPECT_EQ(ReadAll(0, 3), 1);
+  store().PutUnleased(worker_, 0, 1, 1);
+  EXPECT_EQ(ReadAll(0, 3), 3) << "what comes after is good again";
+  store().engine.CheckInvariants();
+}
+
+TEST_F(StoreEngineSpillTest, FlippedBitsOnDiskGiveTheBlockOrNothing) {
+  store().PutUnleased(worker_, 0, 0, 1);
+  store().engine.SpillAll();
+  const auto good = disk_.files.begin()->second;
+  const auto id = disk_.files.begin()->first;
+  std::mt19937 random(7);
+  for (int i = 0; i < 2000; ++i) {
+    disk_.files[id] = good;
+    auto& payload = disk_.files[id].payload;
+    payload[random() % payload.size()] ^= static_cast<uint8_t>(1 << random() % 8);
+    if (i % 100 == 0) Start();
+    ReadAll(0, 1);  // checks every byte of what it finds
+    ASSERT_TRUE(store().engine.DropBlocks(worker_.session, {ChainKey(0, 0)}).ok());
+    SpilledBlock block = good.block;
+    ASSERT_TRUE(tier_->Write(id.first, block, good.payload).ok());
+  }
+}
+
+TEST_F(StoreEngineSpillTest, DamageInMemoryIsNotWrittenDown) {
+  store().PutUnleased(worker_, 0, 0, 2);
+  const BlockHandle handle = store().Info(0, 1).handle;
+  worker_.backing_memory->base()[store().backing_layout.key_offset(handle.backing.slot, 0, 0)] ^= 1;
+  store().engine.SpillAll();
+  EXPECT_EQ(disk_.files.size(), 1u);
+  EXPECT_EQ(Counters().blocks_lost, 1);
+}
+
+TEST_F(StoreEngineSpillTest, AFullDiskCostsBlocksAndNothingElse) {
+  disk_.is_full = true;
+  for (int32_t chain = 0; chain < 6; ++chain) store().PutUnleased(worker_, chain, 0, 4);
+  EXPECT_EQ(Counters().blocks_evicted, 6 * 4 - 8);
+  EXPECT_EQ(ReadAll(5, 4), 4);
+  EXPECT_NE(store().engine.GetStats().spill.error, "");
+  EXPECT_EQ(store().engine.GetStats().spill.write_errors, 1) << "it is not tried each time";
+}
+
+TEST_F(StoreEngineSpillTest, ADroppedBlockIsGoneFromDiskToo) {
+  for (int32_t chain = 0; chain < 4; ++chain) store().PutUnleased(worker_, chain, 0, 4);
+  ASSERT_EQ(ReadAll(0, 4), 4);
+  const auto dropped = store().engine.DropBlocks(worker_.session, {ChainKey(0, 1), ChainKey(1, 0)});
+  ASSERT_TRUE(dropped.ok());
+  EXPECT_EQ(*dropped, 3 + 4);
+  EXPECT_EQ(ReadAll(0, 4), 1);
+  EXPECT_EQ(ReadAll(1, 4), 0);
+  Start();
+  EXPECT_EQ(ReadAll(1, 4), 0);
+}
+
+TEST_F(StoreEngineSpillTest, SpillAheadLetsWritersPassWithoutTheDisk) {
+  config_.spill_ahead_percent = 50;
+  Start();
+  store().PutUnleased(worker_, 0, 0, 4);
+  store().PutUnleased(worker_, 1, 0, 4);
+  store().engine.SpillAhead();
+  EXPECT_EQ(disk_.files.size(), 4u);
+  store().engine.SpillAhead();
+  EXPECT_EQ(disk_.files.size(), 4u) << "nothing more to do";
+  disk_.is_full = true;
+  store().PutUnleased(worker_, 2, 0, 4);
+  EXPECT_EQ(Counters().blocks_evicted, 0);
+  EXPECT_EQ(Counters().blocks_spilled, 4);
+}
+
+TEST_F(StoreEngineSpillTest, AChainLongerThanTheDeviceTierIsFoundAsFarAsItFits) {
+  for (int32_t index = 0; index < 6; index += 3) store().PutUnleased(worker_, 0, index, 3);
+  store().engine.SpillAll();
+  Start();
+  EXPECT_EQ(ReadAll(0, 6), 4);
+}
+
+TEST_F(StoreEngineSpillTest, ALookupWaitsNoLongerThanItMay) {
+  config_.spill_wait_ms = 5;
+  slots_ = 40;
+  Start();
+  for (int32_t index = 0; index < 20; index += 10) store().PutUnleased(worker_, 0, index, 10);
+  store().engine.SpillAll();
+  Start();
+  disk_.on_get = [this] { harness_->clock.AdvanceMs(1); };
+  EXPECT_EQ(ReadAll(0, 20), 16) << "one batch, which takes 16 ms";
+  EXPECT_EQ(ReadAll(0, 20), 20) << "the next lookup goes on";
+}
+
+}  // namespace
+}  // namespace certkv::kvstore
