@@ -63,11 +63,13 @@ absl::StatusOr<std::unique_ptr<WorkerProcess>> WorkerProcess::Start(const Cluste
                                                                     int64_t lease_duration_ms) {
   static int64_t started_count = 0;
   const std::string log = absl::StrCat(cluster.directory(), "/worker-", ++started_count, ".log");
-  CERTKV_ASSIGN_OR_RETURN(auto process, cli::ChildProcess::Start(
-                                            {absl::StrCat(BinaryDirectory(), "/certkv-test-worker"),
-                                             cluster.options().kvstore_target, model, mode,
-                                             absl::StrCat(lease_duration_ms)},
-                                            {}, log));
+  CERTKV_ASSIGN_OR_RETURN(
+      auto process,
+      cli::ChildProcess::Start(
+          {absl::StrCat(BinaryDirectory(), "/certkv-test-worker"), cluster.options().kvstore_target,
+           model, mode, absl::StrCat(lease_duration_ms), cluster.options().certifier_target,
+           cluster.options().gate_target},
+          {}, log));
   std::unique_ptr<WorkerProcess> worker(new WorkerProcess(std::move(process), log));
   CERTKV_RETURN_IF_ERROR(worker->WaitFor("holding").status());
   return worker;
@@ -85,6 +87,16 @@ absl::StatusOr<std::string> WorkerProcess::WaitFor(const std::string& word) {
     absl::SleepFor(absl::Milliseconds(1));
   }
   return absl::DeadlineExceededError(absl::StrCat("no '", word, "' in ", log_path_));
+}
+
+std::string WorkerProcess::LastLine(const std::string& word) const {
+  std::ifstream file(log_path_);
+  std::string found;
+  for (std::string line; std::getline(file, line);) {
+    // The last line may be half-written.
+    if (absl::StartsWith(line, word) && !file.eof()) found = line.substr(word.size());
+  }
+  return found;
 }
 
 void WorkerProcess::Kill() {

@@ -18,7 +18,8 @@ namespace certkv {
 class WorkerProcess {
  public:
   // Modes: "load" puts and drops sequences for ever; "hold" holds one and says when its lease is
-  // lost; "fork" holds one and leaves its socket to a child. Returns once it holds a lease.
+  // lost; "fork" holds one and leaves its socket to a child; "chaos" is RunChaosWorker. Returns
+  // once it holds a lease.
   static absl::StatusOr<std::unique_ptr<WorkerProcess>> Start(const Cluster& cluster,
                                                               const std::string& model,
                                                               const std::string& mode,
@@ -26,6 +27,8 @@ class WorkerProcess {
   pid_t pid() const { return process_->pid(); }
   // Waits until it has written a line that starts with `word`, and returns the rest of that line.
   absl::StatusOr<std::string> WaitFor(const std::string& word);
+  // What followed `word` in the last line that started with it; "" when none did.
+  std::string LastLine(const std::string& word) const;
   // SIGKILL, and reaps it.
   void Kill();
 

@@ -1,5 +1,5 @@
-// certkv-test-worker TARGET MODEL MODE LEASE_MS: a worker process for tests to kill, stop and go
-// on.
+// certkv-test-worker STORE MODEL MODE LEASE_MS CERTIFIER GATE: a worker process for tests to kill,
+// stop and go on.
 //
 // "holding" on stdout says that it holds a lease. See WorkerProcess in reclaim.h for the modes.
 #include <signal.h>
@@ -14,6 +14,7 @@
 #include "absl/time/clock.h"
 #include "clients/cpp/worker.h"
 #include "kernels/core/status.h"
+#include "tests/system/chaos_worker.h"
 #include "tests/system/sequence_fixture.h"
 
 namespace certkv {
@@ -73,19 +74,27 @@ void Fork(client::Worker& worker, TestSequence& data) {
 }
 
 int Main(int argc, char** argv) {
-  if (argc != 5) {
-    std::fprintf(stderr, "usage: certkv-test-worker TARGET MODEL MODE LEASE_MS\n");
+  if (argc != 7) {
+    std::fprintf(stderr, "usage: certkv-test-worker STORE MODEL MODE LEASE_MS CERTIFIER GATE\n");
     return 2;
   }
   client::Options options;
   options.kvstore_target = argv[1];
   options.worker_name = argv[2];
   options.lease_duration_ms = std::atol(argv[4]);
+  options.certifier_target = argv[5];
+  options.gate_target = argv[6];
   CacheSpec spec = SmallSpec();
   spec.model = argv[2];
+  const std::string mode = argv[3];
+  if (mode == "chaos") {
+    options.rpc_timeout_ms = 1000;
+    options.seal_timeout_ms = 2000;
+    Say("holding");  // soon
+    RunChaosWorker(options, spec, static_cast<uint32_t>(getpid()));
+  }
   TestSequence data(spec, kTokens, 1);
   const auto worker = OrDie(client::Worker::Attach(options, spec));
-  const std::string mode = argv[3];
   if (mode == "load") Load(*worker, data);
   if (mode == "hold") Hold(*worker, data);
   if (mode == "fork") Fork(*worker, data);
