@@ -170,7 +170,24 @@ TEST_P(AttentionTest, AnErrorOfTheReadItselfIsTheReadsAndIsNotTriedAgain) {
   Open();
   certifier_->SetScript([](AttendResponse* response) {
     certifier::v1::ReadResult* result = response->mutable_results(0);
-    result->set_code(grpc::StatusCode::DATA_LOSS);  // beside outputs, which are not used then
+    // Beside outputs, which are not used then.
+    result->set_code(grpc::StatusCode::FAILED_PRECONDITION);
+    result->set_reason("ARITHMETIC_LIMIT");
+    result->set_message("layer 0");
+    return grpc::Status::OK;
+  });
+  const client::ReadResult result = Read();
+  EXPECT_EQ(result.status.code(), absl::StatusCode::kFailedPrecondition) << result.status;
+  EXPECT_EQ(ReasonOf(result.status), "ARITHMETIC_LIMIT");
+  EXPECT_TRUE(result.outputs.empty());
+  EXPECT_EQ(certifier_->attended_messages(), 1);
+}
+
+TEST_P(AttentionTest, DamageIsTriedOnceMoreAfterTheStoreHasRepairedWhatItCan) {
+  Open();
+  certifier_->SetScript([](AttendResponse* response) {
+    certifier::v1::ReadResult* result = response->mutable_results(0);
+    result->set_code(grpc::StatusCode::DATA_LOSS);
     result->set_reason("ORIGINAL_CHECKSUM_MISMATCH");
     result->set_message("block 3");
     return grpc::Status::OK;
@@ -179,7 +196,7 @@ TEST_P(AttentionTest, AnErrorOfTheReadItselfIsTheReadsAndIsNotTriedAgain) {
   EXPECT_EQ(result.status.code(), absl::StatusCode::kDataLoss) << result.status;
   EXPECT_EQ(ReasonOf(result.status), "ORIGINAL_CHECKSUM_MISMATCH");
   EXPECT_TRUE(result.outputs.empty());
-  EXPECT_EQ(certifier_->attended_messages(), 1);
+  EXPECT_EQ(certifier_->attended_messages(), 2);
 }
 
 TEST_P(AttentionTest, ACertifierThatBreaksOrHangsIsReplacedByExactReads) {
