@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <ctime>
 #include <fstream>
 
@@ -34,6 +35,29 @@ int64_t ReadClock(clockid_t clock) {
   return int64_t{now.tv_sec} * 1000000000 + now.tv_nsec;
 }
 
+// Cycles a nanosecond: a chain of dependent additions takes one cycle each. The best of several
+// runs, because a shared core may be interrupted.
+double MeasureClockGigahertz() {
+  constexpr int kRuns = 20;
+  constexpr int kSteps = 1 << 18;
+  constexpr int kAdditions = 8;
+  double best = 0;
+  for (int run = 0; run < kRuns; ++run) {
+    uint64_t x = 1;
+    const int64_t begin = ReadClock(CLOCK_THREAD_CPUTIME_ID);
+    for (int step = 0; step < kSteps; ++step) {
+#pragma GCC unroll 8
+      for (int k = 0; k < kAdditions; ++k) {
+        x += x;
+        __asm__ volatile("" : "+r"(x));  // one addition after the other
+      }
+    }
+    const int64_t spent = ReadClock(CLOCK_THREAD_CPUTIME_ID) - begin;
+    best = std::max(best, double{kSteps} * kAdditions / static_cast<double>(spent));
+  }
+  return best;
+}
+
 }  // namespace
 
 nlohmann::json DescribeRun() {
@@ -45,6 +69,7 @@ nlohmann::json DescribeRun() {
   return {{"cpu", ReadField("/proc/cpuinfo", "model name")},
           {"cpu_family_model",
            ReadField("/proc/cpuinfo", "cpu family") + "/" + ReadField("/proc/cpuinfo", "model\t")},
+          {"clock_gigahertz", MeasureClockGigahertz()},
           {"cpu_count", sysconf(_SC_NPROCESSORS_ONLN)},
           {"last_level_cache_bytes", LastLevelCacheBytes()},
           {"load_average", load},

@@ -10,7 +10,7 @@
 
 namespace certkv::bench {
 
-// CPU, caches, kernel, compiler, commit, instruction set of Backend::kCpu.
+// CPU, clock, caches, kernel, compiler, commit, instruction set of Backend::kCpu.
 nlohmann::json DescribeRun();
 
 // Bytes of the last-level cache, 32 MiB when the system doesn't say.

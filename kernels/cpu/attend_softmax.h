@@ -111,6 +111,16 @@ __attribute__((noinline)) void ExponentiateFaint(const AttendState& s, int g, co
   }
 }
 
+// sum of mass * eta over the tile's sub-blocks. A weight that vanished must not hide an eta: 2^-120
+// times the smallest eta is a float above 0. Positive terms in float, 4 roundings each, within what
+// FinishHead allows for.
+[[gnu::always_inline]] inline float EtaOf(const Unit& unit, const float* mass) {
+  constexpr float kLeast = 0x1p-120f;
+  const float lower = (mass[0] + kLeast) * unit.eta[0] + (mass[1] + kLeast) * unit.eta[1];
+  const float upper = (mass[2] + kLeast) * unit.eta[2] + (mass[3] + kLeast) * unit.eta[3];
+  return lower + upper;
+}
+
 // Writes the atoms of the unit for one head.
 [[gnu::always_inline]] inline void WriteAtoms(AttendState& s, int g, const Unit& unit,
                                               const float* tops, const float* mass,
@@ -219,10 +229,10 @@ template <typename V>
   head.mass += total + skipped;
   head.skipped += skipped;
   if (quantized_values) {
-    // A weight that vanished must not hide an infinite eta.
-    for (int b = 0; V::kCertified && b < kSubBlocksPerTile; ++b)
-      eta += (read_mass[b] + 0x1p-140) * unit.eta[b];
-    if constexpr (V::kCertified) head.rotated_reach += double{total} * unit.rotated_reach;
+    if constexpr (V::kCertified) {
+      eta += EtaOf(unit, read_mass);
+      head.rotated_reach += double{total} * unit.rotated_reach;
+    }
     RoundWeights<V>(s, g, unit, w);
   } else {
     eta = 0;

@@ -9,11 +9,31 @@
 
 namespace certkv::cpu {
 
-// Decodes the tile's witness bytes at exponent 0 into s.witness, [band][64 tokens].
+// The largest of 16 bytes.
+template <typename V>
+[[gnu::always_inline]] inline uint8_t MaxByte(const uint8_t* p) {
+  typedef uint8_t Bytes __attribute__((vector_size(16)));
+  Bytes x;
+  __builtin_memcpy(&x, p, sizeof(x));
+  const auto fold = [&](Bytes y) __attribute__((always_inline)) { x = x > y ? x : y; };
+  fold(__builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7));
+  fold(__builtin_shufflevector(x, x, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11));
+  fold(__builtin_shufflevector(x, x, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13));
+  return x[0] > x[1] ? x[0] : x[1];
+}
+
+// Decodes the tile's witness bytes at exponent 0 into s.witness: [band][64 tokens]; with one band,
+// where the widest token is the one of the largest code, [4 sub-blocks].
 template <typename V>
 void LoadWitness(AttendState& s, const uint8_t* scan) {
   const TileLayout& layout = *s.args->layout;
   const uint8_t* codes = scan + layout.witness_offset;
+  if (layout.witness_bands == 1) {
+    for (int b = 0; b < kSubBlocksPerTile; ++b) {
+      s.witness[b] = s.witness_table[MaxByte<V>(codes + b * kSubBlockTokens)];
+    }
+    return;
+  }
   for (int b = 0; b < kSubBlocksPerTile; ++b) {
     for (int band = 0; band < layout.witness_bands; ++band, codes += kSubBlockTokens) {
       float* out = s.witness + band * kTileTokens + b * kSubBlockTokens;
@@ -31,17 +51,26 @@ void ApplyWitness(AttendState& s, int g, int exponent, float* residual) {
   if (exponent > 100) return;
   const float scale = __builtin_ldexpf(1.0f, exponent < -100 ? -100 : exponent);
   const int bands = s.args->layout->witness_bands;
-  for (int b = 0; b < kSubBlocksPerTile; ++b) {
-    typename V::F max = V::Zero();
-    for (int t = 0; t < kSubBlockTokens; t += V::kLanes) {
-      typename V::F sum = V::Zero();
-      for (int band = 0; band < bands; ++band) {
-        const float* w = s.witness + band * kTileTokens + b * kSubBlockTokens + t;
-        sum = V::MulAdd(V::Load(w), V::Set(s.heads[g].band_norm[band]), sum);
+  float widths[kSubBlocksPerTile];
+  if (bands == 1) {
+    for (int b = 0; b < kSubBlocksPerTile; ++b) widths[b] = s.witness[b] * s.heads[g].band_norm[0];
+  } else {
+    typename V::F max[kSubBlocksPerTile];
+    for (int b = 0; b < kSubBlocksPerTile; ++b) {
+      max[b] = V::Zero();
+      for (int t = 0; t < kSubBlockTokens; t += V::kLanes) {
+        typename V::F sum = V::Zero();
+        for (int band = 0; band < bands; ++band) {
+          const float* w = s.witness + band * kTileTokens + b * kSubBlockTokens + t;
+          sum = V::MulAdd(V::Load(w), V::Set(s.heads[g].band_norm[band]), sum);
+        }
+        max[b] = V::Max(max[b], sum);
       }
-      max = V::Max(max, sum);
     }
-    const float width = V::ReduceMax(max) * scale;
+    V::ReduceMax4(max[0], max[1], max[2], max[3], widths);
+  }
+  for (int b = 0; b < kSubBlocksPerTile; ++b) {
+    const float width = widths[b] * scale;
     if (width < residual[b]) residual[b] = width;  // a NaN changes nothing
   }
 }
