@@ -24,6 +24,11 @@
 
 namespace certkv::bounds_internal {
 
+// Atoms that are looked at together, and the half-widths whose bins have two edges.
+inline constexpr int32_t kTvChunkAtoms = 64;
+inline constexpr float kTvBinnedMin = 0x1p-16f;
+inline constexpr auto kTvBinnedMax = static_cast<float>(kTvHalfWidthMax);
+
 // One token taken out of the bins.
 struct TvToken {
   double mass = 0;               // on the scale of the bins
@@ -72,7 +77,7 @@ class TvAtomBins {
   static constexpr int32_t kRefinedMax = 10;  // bins split in one call of WorstCaseTv
   static constexpr int32_t kCellCountMax = kBinCount + kRefinedMax * kPartsMax;
 
-  static constexpr int32_t kChunkAtoms = 64;
+  static constexpr int32_t kChunkAtoms = kTvChunkAtoms;
 
   // Mass and moment, sum m c, side by side: one addition for both.
   typedef double Moments __attribute__((vector_size(16)));
