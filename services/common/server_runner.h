@@ -4,6 +4,7 @@
 #ifndef CERTKV_SERVICES_COMMON_SERVER_RUNNER_H_
 #define CERTKV_SERVICES_COMMON_SERVER_RUNNER_H_
 
+#include <signal.h>
 // Boost 1.74's Asio uses std::exchange without including it.
 #include <utility>
 //
@@ -59,7 +60,9 @@ struct ServedService {
 //  3. The io_context's threads run until the last call has ended: calls finish on them.
 class ServerRunner {
  public:
-  // Starts the threads of the io_context.
+  // Starts the threads of the io_context. Until the runner's end the calling thread, and the
+  // threads that it starts, leave SIGTERM and SIGINT to those; destroy the runner on the same
+  // thread.
   ServerRunner(absl::string_view program, ServerConfig config);
   // As Stop.
   ~ServerRunner();
@@ -106,6 +109,7 @@ class ServerRunner {
   boost::asio::executor_work_guard<boost::asio::io_context::executor_type> work_guard_;
   boost::asio::signal_set signals_;
   std::vector<std::thread> threads_;
+  sigset_t mask_before_;
   UniqueFd socket_lock_;
   std::vector<ServedService> services_;
   std::unique_ptr<grpc::Server> server_;
