@@ -16,6 +16,7 @@
 #include "kernels/core/status.h"
 #include "services/common/convert.h"
 #include "services/common/errors.h"
+#include "services/common/log.h"
 #include "services/kvstore/compute_pool.h"
 #include "services/kvstore/convert.h"
 #include "services/kvstore/fd_server.h"
@@ -381,6 +382,7 @@ class KvStoreServer::Impl {
     StartJob(io_context, kSpillInterval, [this] {
       engine.SpillAhead();
       spill->Expire();
+      LogSpillState();
     });
   }
 
@@ -399,6 +401,18 @@ class KvStoreServer::Impl {
     jobs.back()->Start();
   }
 
+  // Says when the disk begins to fail and when it works again. Called by one job alone.
+  void LogSpillState() {
+    const std::string error = spill->GetStats().error;
+    if (error == spill_error_said) return;
+    spill_error_said = error;
+    if (error.empty()) {
+      Log(LogLevel::kInfo, "spill_works");
+    } else {
+      Log(LogLevel::kError, "spill_failing", {{"why", error}});
+    }
+  }
+
   static constexpr std::chrono::milliseconds kSpillInterval{200};
 
   const std::string fd_socket;
@@ -408,6 +422,7 @@ class KvStoreServer::Impl {
   kvstore::KvStoreService service;
   const std::shared_ptr<kvstore::Ticker> ticker;
   kvstore::Scrubber scrubber;
+  std::string spill_error_said;
   std::vector<std::shared_ptr<kvstore::PeriodicJob>> jobs;
   std::unique_ptr<kvstore::FdServer> fd_server;
 };
