@@ -6,8 +6,8 @@
 //   WORKER  device slab, backing slab (both sealed, read-only), staging slab (read-write)
 //   READER  device slab, backing slab
 // The connection then stands for the session: when it closes, or the process that connected ends,
-// the session ends and all that it holds is released. A READER may ask on the same connection for a worker's staging slab,
-// read-only, with that worker's staging_id.
+// the session ends and all that it holds is released. A READER may ask on the same connection for a
+// worker's staging slab, read-only, with that worker's staging_id.
 #ifndef CERTKV_KERNELS_CORE_FD_PROTOCOL_H_
 #define CERTKV_KERNELS_CORE_FD_PROTOCOL_H_
 
