@@ -39,7 +39,9 @@ bool IsAllowed(const ReadCertificate& certificate, const PolicyLease& lease) {
     case Outcome::kExact:
       return true;
     case Outcome::kCertified:
-      return lease.read_mode != ReadMode::kExact && MeetsTolerances(certificate, lease.tolerances);
+      return lease.read_mode != ReadMode::kExact &&
+             MeetsTolerances(certificate, lease.tolerances) &&
+             (certificate.failure_probability == 0 || lease.risk_mode == RiskMode::kUnion);
     case Outcome::kObserved:
       return lease.read_mode == ReadMode::kObserve;
   }
@@ -82,6 +84,7 @@ absl::Status StatusOf(const v1::ReadResult& result) {
 //     `sent_blocks_` and `sent_tail_`.
 //  2. A result with outputs has outcomes that its lease allows, for every head; anything else is
 //     turned into an error here, whatever the certifier said.
+//  3. Certified outputs were taken from the lease's slice (SliceAccount) before they are given out.
 class AttentionImpl final : public Attention {
  public:
   AttentionImpl(Worker& worker, Sequence& sequence, Request& request)
@@ -127,6 +130,9 @@ class AttentionImpl final : public Attention {
   absl::StatusOr<ReadResult> ConvertResult(v1::ReadResult&& result, const ReadRequest& read,
                                            const PolicyLease& lease) const;
   ReadResult ReadInProcess(const ReadRequest& read) const;
+  // Takes the outputs from the slice; what does not fit is read exactly here instead.
+  void SpendOrReadExactly(const LeaseInUse& use, absl::Span<const ReadRequest> reads,
+                          std::vector<ReadResult>* results) const;
   void CloseStream();
   void DropView() {
     CloseStream();
@@ -348,16 +354,31 @@ ReadResult AttentionImpl::ReadInProcess(const ReadRequest& read) const {
   return failed;
 }
 
+void AttentionImpl::SpendOrReadExactly(const LeaseInUse& use, absl::Span<const ReadRequest> reads,
+                                       std::vector<ReadResult>* results) const {
+  for (size_t i = 0; i < reads.size(); ++i) {
+    ReadResult& result = (*results)[i];
+    if (!result.status.ok() || use.account->Spend(use.lease, result.certificates)) continue;
+    ReadResult exact = ReadInProcess(reads[i]);
+    // What the quantized read would have been tells gate why this one is exact.
+    for (size_t head = 0; head < exact.certificates.size(); ++head) {
+      exact.certificates[head].first_worst_case_tv = result.certificates[head].first_worst_case_tv;
+    }
+    result = std::move(exact);
+  }
+}
+
 std::vector<ReadResult> AttentionImpl::AttendPart(absl::Span<const ReadRequest> reads) {
   // A restarted certifier, a renewed lease or a repaired block deserves a second one.
   constexpr int kTries = 2;
   std::vector<ReadResult> results(reads.size());
   for (int attempt = 0; attempt < kTries; ++attempt) {
-    const PolicyLease lease = request_.CurrentLease();
-    if (lease.lease_id == 0) break;  // gate is gone: exact, here
-    absl::StatusOr<std::vector<ReadResult>> answered = Exchange(reads, lease);
+    const LeaseInUse use = request_.UseLease();
+    if (use.lease.lease_id == 0) break;  // gate is gone: exact, here
+    absl::StatusOr<std::vector<ReadResult>> answered = Exchange(reads, use.lease);
     if (!answered.ok()) {
       DropView();
+      if (ViewIsGone(answered.status())) request_.AbandonSlice(use.lease.lease_id);
       if (ViewIsGone(answered.status()) || IsLeaseExpired(answered.status())) continue;
       for (ReadResult& result : results) result.status = answered.status();
       return results;
@@ -368,6 +389,10 @@ std::vector<ReadResult> AttentionImpl::AttendPart(absl::Span<const ReadRequest> 
                  (ViewIsGone(result.status) || IsLeaseExpired(result.status));
         });
     if (again) {
+      const bool forgotten = std::any_of(
+          answered->begin(), answered->end(),
+          [](const ReadResult& result) { return ReasonOf(result.status) == "VIEW_NOT_FOUND"; });
+      if (forgotten) request_.AbandonSlice(use.lease.lease_id);
       DropView();
       continue;
     }
@@ -375,7 +400,10 @@ std::vector<ReadResult> AttentionImpl::AttendPart(absl::Span<const ReadRequest> 
         std::any_of(answered->begin(), answered->end(),
                     [](const ReadResult& result) { return absl::IsDataLoss(result.status); });
     const bool repaired = damaged && attempt == 0 && worker_.RepairBlocks(sequence_).ok();
-    if (!repaired) return *std::move(answered);
+    if (!repaired) {
+      SpendOrReadExactly(use, reads, &*answered);
+      return *std::move(answered);
+    }
   }
   for (size_t i = 0; i < reads.size(); ++i) results[i] = ReadInProcess(reads[i]);
   return results;

@@ -27,6 +27,7 @@ namespace {
 namespace v1 = certkv::gate::v1;
 
 constexpr int32_t kBatchesWaitingMax = 64;
+constexpr int32_t kSlicesReturnableMax = 7;      // and the lease in use: 8, as at gate
 constexpr int32_t kCertificatesPerBatch = 4096;  // about 300 KB on the wire
 const absl::Duration kReconnectBackoff = absl::Milliseconds(100);
 const absl::Duration kCloseOnDestruction = absl::Seconds(1);
@@ -50,6 +51,8 @@ RiskSummary SummaryFromProto(const v1::RequestRisk& risk) {
   summary.reads_exact = risk.reads_exact();
   summary.reads_observed = risk.reads_observed();
   summary.repair_bytes = risk.repair_bytes();
+  summary.budget = risk.budget();
+  summary.budget_committed = risk.budget_committed();
   return summary;
 }
 
@@ -64,6 +67,8 @@ class UngovernedRequest final : public Request {
  public:
   explicit UngovernedRequest(std::string name) : name_(std::move(name)) {}
   PolicyLease CurrentLease() override { return ExactLease(name_); }
+  LeaseInUse UseLease() override { return {ExactLease(name_), nullptr}; }
+  void AbandonSlice(int64_t) override {}
   void Report(absl::Span<const ReadCertificate>, int64_t) override {}
   absl::Status Flush() override { return absl::OkStatus(); }
   absl::StatusOr<RiskSummary> Risk() override { return NoLedger(); }
@@ -81,8 +86,9 @@ class UngovernedRequest final : public Request {
 //  1. Batches are acknowledged in order; the front of `waiting_` is the one that is (re)sent.
 //  2. The lease only moves forward in `sequence`.
 //  3. Once gate has said RELEASE, or certificates could not be kept for it, every lease given out
-//  is
-//     exact, and Close() says so.
+//     is exact, and Close() says so.
+//  4. `account_` is that of `lease_`; the accounts of leases before it are in `retired_` until they
+//     are returned.
 class GovernedRequest final : public Request {
  public:
   GovernedRequest(const Options& options, PolicyLease lease)
@@ -92,6 +98,7 @@ class GovernedRequest final : public Request {
         stub_(v1::Gate::NewStub(MakeChannel(options.gate_target))),
         lease_duration_ms_(std::max<int64_t>(lease.expire_time_ms - NowMs(), 100)),
         lease_(std::move(lease)),
+        account_(std::make_shared<SliceAccount>(lease_)),
         thread_([this] { Run(); }) {}
 
   ~GovernedRequest() override {
@@ -105,8 +112,21 @@ class GovernedRequest final : public Request {
 
   PolicyLease CurrentLease() override {
     absl::MutexLock lock(&mutex_);
-    if (released_ || incomplete_ || !(NowMs() < lease_.expire_time_ms)) return ExactLease(name_);
-    return lease_;
+    return UsableLease();
+  }
+  LeaseInUse UseLease() override {
+    absl::MutexLock lock(&mutex_);
+    LeaseInUse use{UsableLease(), nullptr};
+    if (use.lease.lease_id != 0) use.account = account_;
+    return use;
+  }
+  void AbandonSlice(int64_t lease_id) override {
+    absl::MutexLock lock(&mutex_);
+    if (account_ != nullptr && account_->lease_id() == lease_id && account_->has_slice()) {
+      account_->Close();
+      retired_.push_back(std::move(account_));
+      account_ = nullptr;
+    }
   }
 
   void Report(absl::Span<const ReadCertificate> certificates, int64_t failed_read_count) override;
@@ -122,14 +142,24 @@ class GovernedRequest final : public Request {
     std::unique_ptr<grpc::ClientReaderWriter<v1::ReportRequest, v1::ReportResponse>> calls;
   };
 
+  PolicyLease UsableLease() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    const bool usable = !released_ && !incomplete_ && !closing_ && account_ != nullptr &&
+                        NowMs() < lease_.expire_time_ms;
+    return usable ? lease_ : ExactLease(name_);
+  }
   bool HasWork() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    return stopping_ || !waiting_.empty();
+    const bool wants_lease = account_ == nullptr && !released_ && !closing_;
+    return stopping_ || !waiting_.empty() || wants_lease;
   }
   bool HasRoom() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return stopping_ || waiting_.size() < kBatchesWaitingMax;
   }
   bool IsDrained() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return waiting_.empty(); }
 
+  void TakeLease(PolicyLease lease) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Queues a batch without certificates, which renews the lease and returns the slices of retired
+  // accounts that no read uses any more. The last one returns all, and asks for no lease.
+  void QueueRenewal(bool is_last) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status FlushWithin(absl::Duration timeout);
   absl::StatusOr<RiskSummary> CloseWithin(absl::Duration timeout);
   void Run();
@@ -146,6 +176,9 @@ class GovernedRequest final : public Request {
 
   absl::Mutex mutex_;
   PolicyLease lease_ ABSL_GUARDED_BY(mutex_);
+  std::shared_ptr<SliceAccount> account_ ABSL_GUARDED_BY(mutex_);  // null: abandoned
+  std::vector<std::shared_ptr<SliceAccount>> retired_ ABSL_GUARDED_BY(mutex_);
+  bool closing_ ABSL_GUARDED_BY(mutex_) = false;
   bool released_ ABSL_GUARDED_BY(mutex_) = false;
   bool incomplete_ ABSL_GUARDED_BY(mutex_) = false;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
@@ -190,7 +223,7 @@ bool GovernedRequest::Exchange(Stream& stream, const v1::ReportRequest& batch) {
   if (response.has_lease()) {
     absl::StatusOr<PolicyLease> lease = PolicyLeaseFromProto(response.lease());
     if (lease.ok() && lease->sequence >= lease_.sequence) {
-      lease_ = *std::move(lease);
+      TakeLease(*std::move(lease));
       if (response.directive().action() == v1::DIRECTIVE_ACTION_FORCE_EXACT) {
         lease_.read_mode = ReadMode::kExact;
       }
@@ -202,6 +235,39 @@ bool GovernedRequest::Exchange(Stream& stream, const v1::ReportRequest& batch) {
   return true;
 }
 
+void GovernedRequest::TakeLease(PolicyLease lease) {
+  const bool is_new = lease.lease_id != lease_.lease_id;
+  lease_ = std::move(lease);
+  if (!is_new) return;
+  if (account_ != nullptr && account_->has_slice()) retired_.push_back(std::move(account_));
+  // Gate keeps no more of them returnable either; what an older one did not spend stays spent.
+  if (retired_.size() > kSlicesReturnableMax) retired_.erase(retired_.begin());
+  account_ = std::make_shared<SliceAccount>(lease_);
+}
+
+void GovernedRequest::QueueRenewal(bool is_last) {
+  v1::ReportRequest batch;
+  batch.set_request(name_);
+  batch.set_reporter_id(reporter_id_);
+  batch.set_batch_number(next_batch_++);
+  batch.set_lease_id(lease_.lease_id);
+  batch.set_is_last(is_last);
+  if (is_last && account_ != nullptr && account_->has_slice()) retired_.push_back(account_);
+  // Nobody gets a reference to a retired account any more, so that the last user is this vector. A
+  // read that still runs under a closed account finds that it cannot spend, and is exact.
+  const auto ends = std::partition(
+      retired_.begin(), retired_.end(), [this, is_last](const std::shared_ptr<SliceAccount>& one) {
+        return !is_last && one.use_count() > 1 && one->lease_id() != lease_.lease_id;
+      });
+  for (auto account = ends; account != retired_.end(); ++account) {
+    v1::ReturnedSlice* slice = batch.add_returned_slices();
+    slice->set_lease_id((*account)->lease_id());
+    slice->set_spent((*account)->Close());
+  }
+  retired_.erase(ends, retired_.end());
+  waiting_.push_back(std::move(batch));
+}
+
 void GovernedRequest::Run() {
   std::unique_ptr<Stream> stream;
   for (;;) {
@@ -211,13 +277,9 @@ void GovernedRequest::Run() {
       mutex_.AwaitWithTimeout(absl::Condition(this, &GovernedRequest::HasWork),
                               absl::Milliseconds(lease_duration_ms_ / 3));
       if (stopping_) break;
-      if (waiting_.empty()) {  // nothing to report: an empty batch renews the lease
-        v1::ReportRequest renewal;
-        renewal.set_request(name_);
-        renewal.set_reporter_id(reporter_id_);
-        renewal.set_batch_number(next_batch_++);
-        renewal.set_lease_id(lease_.lease_id);
-        waiting_.push_back(std::move(renewal));
+      if (waiting_.empty()) {
+        if (closing_) continue;  // the last batch was acknowledged
+        QueueRenewal(/*is_last=*/false);
       }
       batch = waiting_.front();
     }
@@ -264,6 +326,10 @@ absl::StatusOr<RiskSummary> GovernedRequest::Risk() {
 
 absl::StatusOr<RiskSummary> GovernedRequest::CloseWithin(absl::Duration timeout) {
   closed_ = true;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (!std::exchange(closing_, true)) QueueRenewal(/*is_last=*/true);
+  }
   CERTKV_RETURN_IF_ERROR(FlushWithin(timeout));
   v1::CloseRequestRequest request;
   request.set_request(name_);
@@ -289,6 +355,8 @@ absl::StatusOr<std::unique_ptr<Request>> Request::Open(const Options& options,
     *request.mutable_tolerances() = TolerancesToProto(*request_options.tolerances);
   }
   request.set_read_mode(ReadModeToProto(request_options.read_mode));
+  request.set_tenant(request_options.tenant);
+  request.set_model(request_options.model);
   v1::OpenRequestResponse response;
   CERTKV_RETURN_IF_ERROR(
       CallUnary(resolved.rpc_timeout_ms, Retry::kIdempotent, [&](grpc::ClientContext& context) {

@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "clients/cpp/options.h"
+#include "clients/cpp/slice_account.h"
 #include "kernels/core/policy.h"
 
 namespace certkv::client {
@@ -19,6 +20,14 @@ struct RequestOptions {
   std::string label;                       // free text for people
   const Tolerances* tolerances = nullptr;  // null = the policy's; may only be tighter
   ReadMode read_mode = ReadMode::kEnforce;
+  std::string tenant;  // whose budget the request shares; "" = nobody's
+  std::string model;   // "" = unknown
+};
+
+// A lease and the account of its slice, to be held while a read under it runs.
+struct LeaseInUse {
+  PolicyLease lease;
+  std::shared_ptr<SliceAccount> account;  // null when lease.lease_id is 0
 };
 
 // What gate knows of a request's risk; see RequestRisk in proto/certkv/gate/v1/gate.proto.
@@ -38,6 +47,8 @@ struct RiskSummary {
   int64_t reads_exact = 0;
   int64_t reads_observed = 0;
   int64_t repair_bytes = 0;
+  double budget = 0;            // 0 = none
+  double budget_committed = 0;  // given away or spent of it
 };
 
 // Threads: all calls are safe from several threads.
@@ -55,6 +66,11 @@ class Request {
   // The lease to read under now. After gate was lost and the last lease has expired, or when gate
   // ordered it, its read_mode is kExact. Doesn't block.
   virtual PolicyLease CurrentLease() = 0;
+  // The same, for a reader: an output may be used only after account->Spend.
+  virtual LeaseInUse UseLease() = 0;
+  // The certifier that read under this lease is gone, and with it its account of the slice. What
+  // was not spent is returned; with a budget, reads are exact until gate has given another lease.
+  virtual void AbandonSlice(int64_t lease_id) = 0;
 
   // Queues certificates for gate; doesn't block unless 64 batches wait.
   virtual void Report(absl::Span<const ReadCertificate> certificates,

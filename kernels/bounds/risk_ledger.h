@@ -4,6 +4,10 @@
 // kThreshold: each read within tv_tolerance.
 // kCumulative: also the sum over the request within a budget. Deterministic: the sum of
 // worst_case_tv bounds the sum of the true total variations, with no probability involved.
+// kUnion: read n may fail with at most its share of `failure_probability` (risk_budget.h).
+// kAnytime: the sum within AnytimeSumLimit(budget, failure_probability), where budget limits
+// losses. Outside kUnion a read that may fail never fits: the two kinds are not mixed in one
+// number.
 //
 // Invariants (risk_ledger_test breaks each):
 //   1. sums are rounded up: never below the exact sum of what was recorded;
@@ -47,24 +51,29 @@ struct RiskLedgerOptions {
   int32_t layer_count = 0;       // >= 1
   int32_t query_head_count = 0;  // >= 1
   RiskMode mode = RiskMode::kThreshold;
-  double tv_tolerance = 0;  // [0, 1]
-  double budget = 0;        // kCumulative: limit of the sum, >= 0
+  double tv_tolerance = 0;         // [0, 1]
+  double budget = 0;               // kCumulative: limit of the sum; kAnytime: of the losses; >= 0
+  double failure_probability = 0;  // kUnion, kAnytime: (0, 1)
 };
 
 class RiskLedger {
  public:
   explicit RiskLedger(const RiskLedgerOptions& options);
 
-  // Is a read of this tv within the tolerance and, in kCumulative, within what is left of the
-  // budget? NaN never is.
-  bool CanSpend(double worst_case_tv) const;
+  // Is a read of this tv, whose bound fails with this probability, within the tolerance and within
+  // what is left of the budget? NaN never is.
+  bool CanSpend(double worst_case_tv, double failure_probability = 0) const;
   // Records the read when CanSpend; otherwise changes nothing and returns false.
-  bool Spend(int32_t layer, int32_t query_head, double worst_case_tv);
+  bool Spend(int32_t layer, int32_t query_head, double worst_case_tv,
+             double failure_probability = 0);
   // Records a read that has happened, whether it fits or not.
-  void Record(int32_t layer, int32_t query_head, double worst_case_tv);
+  void Record(int32_t layer, int32_t query_head, double worst_case_tv,
+              double failure_probability = 0);
 
-  // kCumulative: budget - sum, rounded down, at least 0. Otherwise +infinity.
+  // kCumulative, kAnytime: limit of the sum - sum, rounded down, at least 0. Otherwise +infinity.
   double BudgetLeft() const;
+  // kUnion: sum of the recorded failure probabilities, rounded up.
+  double failure_probability_sum() const { return failure_probability_sum_; }
   // A read was recorded that did not fit.
   bool exceeded() const { return exceeded_; }
 
@@ -76,6 +85,8 @@ class RiskLedger {
   size_t IndexOf(int32_t layer, int32_t query_head) const;
 
   RiskLedgerOptions options_;
+  double sum_limit_;  // of worst_case_tv; +infinity where only reads are limited
+  double failure_probability_sum_ = 0;
   RiskSums total_;
   std::vector<RiskSums> heads_;  // [layer][query_head]
   bool exceeded_ = false;

@@ -113,7 +113,42 @@ TEST(RiskLedgerTest, WhatIsLeftCanAlwaysBeSpent) {
   }
 }
 
+TEST(RiskLedgerTest, UnionGivesEachReadItsShareAndDeterministicReadsNeedNone) {
+  RiskLedger ledger({1, 1, RiskMode::kUnion, 0.2, 0, 0.01});
+  EXPECT_FALSE(ledger.CanSpend(0.1, 0.0051)) << "the first share is a half";
+  EXPECT_TRUE(ledger.Spend(0, 0, 0.1, 0.0049));
+  EXPECT_FALSE(ledger.CanSpend(0.1, 0.0017)) << "the second is a sixth";
+  EXPECT_FALSE(ledger.CanSpend(0.1, kNan));
+  EXPECT_TRUE(ledger.Spend(0, 0, 0.1, 0.0016));
+  for (int i = 0; i < 1000; ++i) ASSERT_TRUE(ledger.Spend(0, 0, 0.1));
+  EXPECT_GE(ledger.failure_probability_sum(), 0.0065);
+  EXPECT_LE(ledger.failure_probability_sum(), 0.00650001);
+  EXPECT_FALSE(ledger.exceeded());
+  ledger.Record(0, 0, 0.1, 0.5);
+  EXPECT_TRUE(ledger.exceeded());
+}
+
+TEST(RiskLedgerTest, OutsideUnionAReadThatMayFailNeverFits) {
+  for (const RiskMode mode : {RiskMode::kThreshold, RiskMode::kCumulative, RiskMode::kAnytime}) {
+    const RiskLedger ledger({1, 1, mode, 1, 100, 0.01});
+    EXPECT_TRUE(ledger.CanSpend(0.1, 0)) << RiskModeName(mode);
+    EXPECT_FALSE(ledger.CanSpend(0.1, 1e-9)) << RiskModeName(mode);
+  }
+}
+
+TEST(RiskLedgerTest, AnytimeStopsTheSumBelowTheLossLimit) {
+  RiskLedger ledger({1, 1, RiskMode::kAnytime, 1, 10, 0.01});
+  while (ledger.Spend(0, 0, 0.125)) {
+  }
+  EXPECT_LE(ledger.total().tv_sum, 10 * std::exp(-0.5)) << "P(Poisson(6) >= 10) is over 0.01";
+  EXPECT_GT(ledger.total().tv_sum, 2.5);
+  EXPECT_LT(ledger.BudgetLeft(), 0.125);
+  EXPECT_FALSE(ledger.exceeded());
+}
+
 TEST(RiskLedgerTest, NanLimitsAdmitNothing) {
+  EXPECT_FALSE(RiskLedger({1, 1, RiskMode::kAnytime, 1, kNan, 0.01}).CanSpend(0.1));
+  EXPECT_FALSE(RiskLedger({1, 1, RiskMode::kAnytime, 1, 10, kNan}).CanSpend(0.1));
   EXPECT_FALSE(RiskLedger({1, 1, RiskMode::kThreshold, kNan, 0}).CanSpend(0));
   EXPECT_FALSE(Cumulative(1, kNan).CanSpend(0));
   EXPECT_EQ(Cumulative(1, kNan).BudgetLeft(), 0);

@@ -51,6 +51,10 @@ const char* RiskModeName(RiskMode mode) {
       return "THRESHOLD";
     case RiskMode::kCumulative:
       return "CUMULATIVE";
+    case RiskMode::kUnion:
+      return "UNION";
+    case RiskMode::kAnytime:
+      return "ANYTIME";
   }
   return "?";
 }

@@ -28,7 +28,13 @@ enum class ReadMode : uint8_t {
 enum class RiskMode : uint8_t {
   kThreshold = 1,   // each read within tv_tolerance
   kCumulative = 2,  // also the sum of worst_case_tv within a budget
+  kUnion = 3,       // also the sum of failure_probability within a budget
+  kAnytime = 4,     // also losses within a limit at every moment, but for a small probability
 };
+// Is a lease's slice an amount of worst_case_tv? In kUnion it is one of failure_probability.
+inline bool SpendsTv(RiskMode mode) {
+  return mode == RiskMode::kCumulative || mode == RiskMode::kAnytime;
+}
 // How far up the repair ladder a read went. Ordered.
 enum class Rung : uint8_t { kNone = 1, kValues = 2, kKeys = 3, kHead = 4, kLayer = 5 };
 enum class Outcome : uint8_t {
@@ -49,7 +55,9 @@ struct PolicyLease {
   ReadMode read_mode = ReadMode::kEnforce;
   Tolerances tolerances;
   RiskMode risk_mode = RiskMode::kThreshold;
-  double budget_slice = 0;     // kCumulative: how much the sum of worst_case_tv may grow under it
+  // kCumulative, kAnytime: how much the sum of worst_case_tv may grow under it; kUnion: the sum of
+  // failure_probability.
+  double budget_slice = 0;
   int64_t expire_time_ms = 0;  // Unix epoch
   int64_t policy_version = 0;
   int64_t sequence = 0;  // rises with every lease of the request
@@ -70,6 +78,9 @@ struct ReadCertificate {
   Outcome outcome = Outcome::kObserved;
   float first_worst_case_tv = 1.0f;  // of the first read, before any repair
   int64_t repair_bytes = 0;          // originals re-read for this head
+  // Chance that the bounds above do not hold, [0, 1]. 0 = deterministic, as every format of this
+  // version is.
+  float failure_probability = 0.0f;
 };
 
 // Do the bounds of `certificate` meet `tolerances`? A limited bound that is NaN or infinite never

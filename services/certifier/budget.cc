@@ -45,7 +45,8 @@ double BudgetAccount::spent() const {
 
 absl::StatusOr<std::shared_ptr<BudgetAccount>> BudgetBook::AccountOf(const PolicyLease& lease,
                                                                      int64_t now_ms) {
-  if (lease.risk_mode != RiskMode::kCumulative) return std::shared_ptr<BudgetAccount>();
+  // Formats of this version are deterministic: a read spends nothing of a kUnion slice.
+  if (!SpendsTv(lease.risk_mode)) return std::shared_ptr<BudgetAccount>();
   absl::MutexLock lock(&mutex_);
   const auto found = accounts_.find(lease.lease_id);
   if (found != accounts_.end()) {

@@ -1,4 +1,4 @@
-// How much the sum of worst_case_tv may still grow under one policy lease (RiskMode::kCumulative).
+// How much the sum of worst_case_tv may still grow under one policy lease (RiskMode::kCumulative and kAnytime).
 //
 // A head reserves its worst_case_tv before its output is served; the reservation stays spent when
 // the read succeeds and is given back when it ends in an error, because then nothing was served.
@@ -51,7 +51,7 @@ class BudgetBook {
   // `account_limit` bounds memory; at least 1.
   explicit BudgetBook(int32_t account_limit) : account_limit_(account_limit) {}
 
-  // The account of a valid lease; null when its risk mode is not kCumulative.
+  // The account of a valid lease; null when its risk mode spends no tv.
   // Errors: InvalidArgument [POLICY_LEASE_INVALID], the lease id is known with another slice;
   //         ResourceExhausted [BUDGET_ACCOUNT_LIMIT].
   absl::StatusOr<std::shared_ptr<BudgetAccount>> AccountOf(const PolicyLease& lease, int64_t now_ms)

@@ -37,7 +37,7 @@ struct ViewSnapshot {
   std::shared_ptr<const BlockList> blocks;  // never null
   ViewTail tail;
   std::shared_ptr<const PolicyLease> policy;  // never null
-  std::shared_ptr<BudgetAccount> budget;      // null unless the policy is kCumulative
+  std::shared_ptr<BudgetAccount> budget;      // null unless the policy spends tv
   int64_t token_count = 0;                    // of the blocks and the tail
 };
 

@@ -194,7 +194,7 @@ type::ReadMode ReadModeToProto(ReadMode mode) { return static_cast<type::ReadMod
 absl::StatusOr<RiskMode> RiskModeFromProto(type::RiskMode proto) {
   if (proto == type::RISK_MODE_UNSPECIFIED || !type::RiskMode_IsValid(proto)) {
     return Invalid("RISK_MODE_INVALID", absl::StrCat("risk_mode is ", static_cast<int>(proto),
-                                                     ", must be THRESHOLD or CUMULATIVE"));
+                                                     ", must be THRESHOLD, CUMULATIVE, UNION or ANYTIME"));
   }
   return static_cast<RiskMode>(proto);
 }
@@ -282,6 +282,9 @@ absl::StatusOr<ReadCertificate> ReadCertificateFromProto(const type::Certificate
   if (proto.repair_bytes() < 0) {
     return out_of_range("repair_bytes", proto.repair_bytes(), ">= 0");
   }
+  if (!(proto.failure_probability() >= 0 && proto.failure_probability() <= 1)) {
+    return out_of_range("failure_probability", proto.failure_probability(), "in [0, 1]");
+  }
   return ReadCertificate{.layer = proto.layer(),
                          .query_head = proto.query_head(),
                          .query_position = proto.query_position(),
@@ -292,7 +295,8 @@ absl::StatusOr<ReadCertificate> ReadCertificateFromProto(const type::Certificate
                          .rung = static_cast<Rung>(proto.rung()),
                          .outcome = static_cast<Outcome>(proto.outcome()),
                          .first_worst_case_tv = proto.first_worst_case_tv(),
-                         .repair_bytes = proto.repair_bytes()};
+                         .repair_bytes = proto.repair_bytes(),
+                         .failure_probability = proto.failure_probability()};
 }
 
 type::Certificate ReadCertificateToProto(const ReadCertificate& certificate) {
@@ -308,6 +312,7 @@ type::Certificate ReadCertificateToProto(const ReadCertificate& certificate) {
   proto.set_outcome(static_cast<type::Outcome>(certificate.outcome));
   proto.set_first_worst_case_tv(certificate.first_worst_case_tv);
   proto.set_repair_bytes(certificate.repair_bytes);
+  proto.set_failure_probability(certificate.failure_probability);
   return proto;
 }
 

@@ -1,25 +1,26 @@
-// The budget of one request in RiskMode::kCumulative: how much the sum of worst_case_tv may grow,
-// and how much of that gate has already given away.
+// The budget of one request: how much the sum of worst_case_tv (kCumulative, kAnytime) or of
+// failure_probability (kUnion) may grow, and how much of that gate has already given away.
 //
-// A lease's holder spends its slice without asking; gate learns of it later, or never, and a report
-// does not say which lease a read was made under. So gate counts a slice as spent the moment it
-// gives it, and never takes it back: not when the lease expires, not when nothing is reported.
+// A lease's holder spends its slice without asking; gate learns of it later, or never. So gate
+// counts a slice as spent the moment it gives it, and takes it back only when its holder says what
+// was spent of it and that no more will be: not when the lease expires, not when nothing is
+// reported, and never when a holder dies.
 //
 //   committed = max(sum of slices, sum reported as certified) + sum decided + sum exact
 //
-// Why that is sound: holders serve at most their slices (the certifier's own invariant), so all
-// that is served, reported or not, is at most the sum of slices plus what gate itself accepted.
-// Exact reads change nothing by quantization; their bound is float arithmetic. It is charged when
-// it is reported, so that it narrows what can still be given, but an exact read is never refused.
+// Why that is sound: holders serve at most their slices (the invariant of the certifier and of the
+// client), a returned slice shrinks to what was served under it, so all that is served, reported or
+// not, is at most the sum of slices plus what gate itself accepted. Exact reads change nothing by
+// quantization; their bound is float arithmetic. It is charged when it is reported, so that it
+// narrows what can still be given, but an exact read is never refused.
 //
-// Amounts are integers in units of 2^-40, as in the certifier: a read's rounded up, a slice's and
-// the limit's rounded down. So sums are exact, their order does not matter, and a holder that
-// stays within its slice never looks as if it had not.
+// Amounts are integers (budget_units.h). What a tenant's requests commit is taken from the tenant's
+// budget too; a slice is given only when both have it.
 //
 // Invariants (budget_test breaks each):
 //   1. after every GiveSlice and successful Decide: committed <= limit;
 //   2. what holders serve within their slices, plus what was decided, is <= committed;
-//   3. committed never falls;
+//   3. committed falls by a return only, and by no more than was not spent;
 //   4. nothing overflows: sums stay at the largest number.
 //
 // Threads: none; the owner locks.
@@ -27,26 +28,47 @@
 #define CERTKV_SERVICES_GATE_BUDGET_H_
 
 #include <cstdint>
+#include <memory>
+
+#include "services/gate/budget_units.h"
+#include "services/gate/tenant_budget.h"
 
 namespace certkv::gate {
 
+// How large the slices are.
+enum class SliceSchedule : uint8_t {
+  kShare,  // each slice_share of the limit
+  kUnion,  // the n-th limit / ((n + 1) (n + 2)), n = 0, 1, ...: there is always a next one
+};
+
+// What a lease carries.
+struct Slice {
+  int64_t units = 0;
+  int64_t tenant_window = 0;
+  double amount() const { return ToAmount(units); }  // exact
+};
+
 class Budget {
  public:
-  // `limit` in (0, kBudgetMax], `slice_share` in (0, 1].
-  Budget(double limit, double slice_share);
+  // `limit` in [0, kBudgetMax], `slice_share` in (0, 1]. `tenant` may be null.
+  Budget(double limit, double slice_share, SliceSchedule schedule = SliceSchedule::kShare,
+         std::shared_ptr<TenantBudget> tenant = nullptr);
 
-  // Gives a slice away: slice_share of the limit, or what is left when that is less; 0 when what is
-  // left is too little to be of use (under 1/64 of a slice).
-  double GiveSlice();
+  // Gives a slice away, or what is left when that is less; 0 when what is left is too little to be
+  // of use (under 1/64 of a slice), here or at the tenant.
+  Slice GiveSlice();
   // Would GiveSlice give something?
   bool HasSlice() const;
+  // The holder of `slice`, which was given here and not returned before, spent `spent_units` of it
+  // and will spend no more. False, and nothing changes, when that is more than the slice.
+  bool ReturnSlice(const Slice& slice, int64_t spent_units);
 
   // Commits a read that gate itself accepts. False, and nothing changes, when it does not fit. A
   // NaN never fits.
-  bool Decide(double worst_case_tv);
+  bool Decide(double amount);
   // Takes in reads that have happened. What is not in [0, 1] counts as 1.
-  void ReportCertified(double worst_case_tv);
-  void ReportExact(double worst_case_tv);
+  void ReportCertified(double amount);
+  void ReportExact(double amount);
 
   double limit() const;      // rounded down
   double committed() const;  // exact below 2^13, else rounded to nearest
@@ -57,10 +79,16 @@ class Budget {
  private:
   int64_t committed_units() const;
   int64_t left_units() const;
+  int64_t NextSliceUnits() const;  // of a whole slice, at least 1
+  int64_t UsableUnits() const;     // the least that is worth giving
+  void ChargeTenant(int64_t committed_before);
 
-  int64_t limit_units_;
-  int64_t slice_units_;          // of a whole slice, at least 1
-  int64_t slices_units_ = 0;     // given away
+  const int64_t limit_units_;
+  const int64_t slice_units_;  // kShare
+  const SliceSchedule schedule_;
+  const std::shared_ptr<TenantBudget> tenant_;
+  int64_t slice_count_ = 0;      // given
+  int64_t slices_units_ = 0;     // given away and not returned
   int64_t certified_units_ = 0;  // reported as certified or observed
   int64_t decided_units_ = 0;
   int64_t exact_units_ = 0;

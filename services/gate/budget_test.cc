@@ -13,23 +13,23 @@ namespace {
 
 TEST(BudgetTest, GivesSlicesUntilTheBudgetIsGone) {
   Budget budget(1.0, 0.25);
-  for (int i = 0; i < 4; ++i) EXPECT_EQ(budget.GiveSlice(), 0.25);
+  for (int i = 0; i < 4; ++i) EXPECT_EQ(budget.GiveSlice().amount(), 0.25);
   EXPECT_EQ(budget.committed(), 1.0);
   EXPECT_FALSE(budget.HasSlice());
-  EXPECT_EQ(budget.GiveSlice(), 0);
+  EXPECT_EQ(budget.GiveSlice().amount(), 0);
   EXPECT_FALSE(budget.overrun());
 }
 
 TEST(BudgetTest, GivesWhatIsLeftWhenThatIsLessThanASlice) {
   Budget budget(1.0, 0.75);
-  EXPECT_EQ(budget.GiveSlice(), 0.75);
-  EXPECT_EQ(budget.GiveSlice(), 0.25);
-  EXPECT_EQ(budget.GiveSlice(), 0);
+  EXPECT_EQ(budget.GiveSlice().amount(), 0.75);
+  EXPECT_EQ(budget.GiveSlice().amount(), 0.25);
+  EXPECT_EQ(budget.GiveSlice().amount(), 0);
 }
 
 TEST(BudgetTest, DoesNotGiveCrumbs) {
   Budget budget(1.0, 0.5);
-  EXPECT_EQ(budget.GiveSlice(), 0.5);
+  EXPECT_EQ(budget.GiveSlice().amount(), 0.5);
   ASSERT_TRUE(budget.Decide(0.496));
   EXPECT_FALSE(budget.HasSlice()) << "0.004 is under 1/64 of a slice";
   EXPECT_TRUE(budget.Decide(0.003)) << "gate itself may still use it";
@@ -66,7 +66,7 @@ TEST(BudgetTest, NanNeverFitsAndCountsAsOneWhenReported) {
 
 TEST(BudgetTest, SeesAnOverrunButNotWherePartsAddUpExactly) {
   Budget budget(1.0, 0.3f);
-  const double slice = budget.GiveSlice();
+  const double slice = budget.GiveSlice().amount();
   // As the certifier spends: floats, rounded up to its units, as many as fit.
   double left = slice;
   const float read = 0.1f;
@@ -85,7 +85,7 @@ TEST(BudgetTest, ASliceAfterAnOverrunComesOnTopOfWhatWasServed) {
   Budget budget(1.0, 0.25);
   budget.GiveSlice();
   budget.ReportCertified(0.5);
-  EXPECT_EQ(budget.GiveSlice(), 0.25);
+  EXPECT_EQ(budget.GiveSlice().amount(), 0.25);
   EXPECT_EQ(budget.committed(), 0.75);
 }
 
@@ -94,7 +94,7 @@ TEST(BudgetTest, ExactReadsNarrowWhatIsLeftButAreNoOverrun) {
   budget.GiveSlice();
   budget.ReportExact(0.25);
   EXPECT_FALSE(budget.overrun());
-  EXPECT_EQ(budget.GiveSlice(), 0.25);
+  EXPECT_EQ(budget.GiveSlice().amount(), 0.25);
   budget.ReportExact(0.25);  // beyond the budget: an exact read is never refused
   EXPECT_EQ(budget.committed(), 1.25);
   EXPECT_EQ(budget.left(), 0);
@@ -102,7 +102,7 @@ TEST(BudgetTest, ExactReadsNarrowWhatIsLeftButAreNoOverrun) {
 
 TEST(BudgetTest, NothingOverflows) {
   Budget budget(kBudgetMax, 1);
-  EXPECT_EQ(budget.GiveSlice(), kBudgetMax);
+  EXPECT_EQ(budget.GiveSlice().amount(), kBudgetMax);
   for (int i = 0; i < 10'000'000; ++i) budget.ReportCertified(1);
   EXPECT_TRUE(budget.overrun());
   EXPECT_GE(budget.committed(), 0x1p63 / 0x1p40);
@@ -110,8 +110,50 @@ TEST(BudgetTest, NothingOverflows) {
 
 TEST(BudgetTest, TinyBudgetsGiveNothingRatherThanTooMuch) {
   Budget budget(1e-300, 1e-300);
-  EXPECT_EQ(budget.GiveSlice(), 0);
+  EXPECT_EQ(budget.GiveSlice().amount(), 0);
   EXPECT_FALSE(budget.Decide(1e-300));
+}
+
+TEST(BudgetTest, AReturnedSliceLeavesWhatWasSpentOfIt) {
+  Budget budget(1.0, 0.5);
+  const Slice slice = budget.GiveSlice();
+  budget.ReportCertified(0.125);
+  ASSERT_TRUE(budget.ReturnSlice(slice, SpentUnits(0.25))) << "an eighth is still to be reported";
+  EXPECT_EQ(budget.committed(), 0.25);
+  budget.ReportCertified(0.125);
+  EXPECT_EQ(budget.committed(), 0.25);
+  EXPECT_FALSE(budget.overrun());
+  EXPECT_EQ(budget.GiveSlice().amount(), 0.5);
+  EXPECT_EQ(budget.GiveSlice().amount(), 0.25);
+}
+
+TEST(BudgetTest, RefusesAReturnThatSpentMoreThanTheSlice) {
+  Budget budget(1.0, 0.5);
+  const Slice slice = budget.GiveSlice();
+  EXPECT_FALSE(budget.ReturnSlice(slice, slice.units + 1));
+  EXPECT_FALSE(budget.ReturnSlice(slice, -1));
+  EXPECT_EQ(budget.committed(), 0.5);
+}
+
+TEST(BudgetTest, AReturnAfterAnOverrunGivesNothingBackThatWasServed) {
+  Budget budget(1.0, 0.25);
+  const Slice slice = budget.GiveSlice();
+  budget.ReportCertified(0.5);
+  ASSERT_TRUE(budget.ReturnSlice(slice, 0));
+  EXPECT_EQ(budget.committed(), 0.5);
+}
+
+TEST(BudgetTest, UnionSlicesShrinkSoThatThereIsAlwaysANextOne) {
+  Budget budget(0.001, 1, SliceSchedule::kUnion);
+  double sum = 0;
+  for (int64_t n = 0; n < 1000; ++n) {
+    const double slice = budget.GiveSlice().amount();
+    ASSERT_GT(slice, 0) << n;
+    ASSERT_LE(slice, 0.001 / static_cast<double>((n + 1) * (n + 2)));
+    sum += slice;
+  }
+  EXPECT_LE(sum, budget.limit());
+  EXPECT_GT(sum, 0.00099);
 }
 
 // The property that the whole design is for. Holders spend at most their slices, some never report,
@@ -138,7 +180,7 @@ TEST(BudgetTest, ServedReadsNeverExceedTheBudgetWhateverIsReported) {
                                           uniform(generator));
       const auto units = static_cast<int64_t>(std::ceil(double{tv} * 0x1p40));
       if (choice < 0.1) {
-        holders.push_back({static_cast<int64_t>(budget.GiveSlice() * 0x1p40), {}});
+        holders.push_back({budget.GiveSlice().units, {}});
       } else if (choice < 0.2) {
         if (budget.Decide(tv)) served_units += units;
       } else if (!holders.empty()) {

@@ -25,15 +25,31 @@ void AddPolicyFields(gate::Policy* policy, ConfigSection* section) {
                              "or never tried (originals only, whatever a request asks for)");
   section->AddEnum<RiskMode>(
       "risk_mode", &policy->risk_mode,
-      {{"threshold", RiskMode::kThreshold}, {"cumulative", RiskMode::kCumulative}},
-      "how a request's risk is accounted: each read within tv_tolerance, or also their sum within "
-      "cumulative_budget");
+      {{"threshold", RiskMode::kThreshold},
+       {"cumulative", RiskMode::kCumulative},
+       {"union", RiskMode::kUnion},
+       {"anytime", RiskMode::kAnytime}},
+      "how a request's risk is accounted: each read within tv_tolerance; or also the sum of "
+      "worst_case_tv within cumulative_budget; or also the certificates' chances to fail within "
+      "failure_probability; or also losses below cumulative_budget at every moment but for "
+      "failure_probability (docs/bounds.md, section 6)");
   section->AddDouble("cumulative_budget", &policy->cumulative_budget,
                      {.min = 0, .max = gate::kBudgetMax, .min_excluded = true}, "",
-                     "cumulative: largest sum of worst_case_tv over all reads of a request");
+                     "cumulative: largest sum of worst_case_tv over all reads of a request; "
+                     "anytime: limit of their losses");
   section->AddDouble("budget_slice_share", &policy->budget_slice_share,
                      {.min = 0, .max = 1, .min_excluded = true}, "",
-                     "cumulative: share of the budget that one policy lease carries");
+                     "cumulative and anytime: share of the budget that one policy lease carries");
+  section->AddDouble("failure_probability", &policy->failure_probability,
+                     {.min = gate::kFailureProbabilityMin, .max = gate::kFailureProbabilityMax}, "",
+                     "union and anytime: chance that what the mode promises of a request fails");
+  section->AddDouble(
+      "tenant_budget", &policy->tenant_budget, {.min = 0, .max = gate::kBudgetMax}, "",
+      "cumulative and anytime: largest sum of worst_case_tv that the requests of one "
+      "tenant may commit in tenant_window; 0 means no limit");
+  section->AddDuration("tenant_window", &policy->tenant_window_ms,
+                       {.min = gate::kTenantWindowMinMs, .max = gate::kTenantWindowMaxMs},
+                       "after this time a tenant's budget is whole again");
   section->AddDuration("lease_duration", &policy->lease_duration_ms,
                        {.min = gate::kLeaseDurationMinMs, .max = gate::kLeaseDurationMaxMs},
                        "how long a policy lease holds; without gate reads are exact after it");
@@ -44,7 +60,7 @@ void AddPolicyFields(gate::Policy* policy, ConfigSection* section) {
 ConfigSection GateConfigSection(GateConfig* config) {
   ConfigSection section("gate",
                         "Decides what reads must satisfy and keeps the risk of each request. The "
-                        "first eight settings are the policy at start; UpdatePolicy replaces them "
+                        "first eleven settings are the policy at start; UpdatePolicy replaces them "
                         "until the process ends.");
   AddPolicyFields(&config->policy, &section);
   section.AddInteger("request_limit", &config->request_limit, {.min = 1, .max = 1'000'000},
@@ -57,6 +73,8 @@ ConfigSection GateConfigSection(GateConfig* config) {
                      "in the request's totals only");
   section.AddInteger("reporters_per_request_max", &config->reporters_per_request_max,
                      {.min = 1, .max = 65536}, "reporters", "reporters that one request may have");
+  section.AddInteger("tenant_limit", &config->tenant_limit, {.min = 1, .max = 65536}, "tenants",
+                     "tenants whose budgets are kept; a request of one more is refused");
   section.AddDuration("idle_timeout", &config->idle_timeout_ms, {.min = 1000, .max = 86'400'000},
                       "how long a request may be silent before it is closed; at least "
                       "lease_duration");

@@ -16,6 +16,7 @@ struct GateConfig {
   int32_t request_limit = 10'000;            // open and retained requests
   int32_t heads_per_request_max = 16'384;    // pairs of layer and query head with a record
   int32_t reporters_per_request_max = 64;    //
+  int32_t tenant_limit = 1024;               //
   int64_t idle_timeout_ms = 10 * 60 * 1000;  // then a request is closed
   int64_t retention_ms = 10 * 60 * 1000;     // how long a closed request stays readable
   int32_t watcher_limit = 256;               // WatchRequestRisk streams

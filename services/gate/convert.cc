@@ -1,5 +1,7 @@
 #include "services/gate/convert.h"
 
+#include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -34,6 +36,10 @@ absl::StatusOr<Policy> PolicyFromProto(const v1::Policy& proto) {
   policy.cumulative_budget = proto.cumulative_budget();
   policy.budget_slice_share = proto.budget_slice_share();
   policy.lease_duration_ms = proto.lease_duration_ms();
+  // A caller that knows nothing of these fields leaves them 0.
+  if (proto.failure_probability() != 0) policy.failure_probability = proto.failure_probability();
+  if (proto.tenant_window_ms() != 0) policy.tenant_window_ms = proto.tenant_window_ms();
+  policy.tenant_budget = proto.tenant_budget();
   CERTKV_RETURN_IF_ERROR(ValidatePolicy(policy));
   return policy;
 }
@@ -47,6 +53,9 @@ v1::Policy PolicyToProto(const Policy& policy) {
   proto.set_budget_slice_share(policy.budget_slice_share);
   proto.set_lease_duration_ms(policy.lease_duration_ms);
   proto.set_read_mode(ReadModeToProto(policy.read_mode));
+  proto.set_failure_probability(policy.failure_probability);
+  proto.set_tenant_budget(policy.tenant_budget);
+  proto.set_tenant_window_ms(policy.tenant_window_ms);
   return proto;
 }
 
@@ -58,6 +67,8 @@ absl::StatusOr<RequestTerms> TermsFromProto(const v1::OpenRequestRequest& proto)
   if (proto.read_mode() != type::READ_MODE_UNSPECIFIED) {
     CERTKV_ASSIGN_OR_RETURN(terms.read_mode, ReadModeFromProto(proto.read_mode()));
   }
+  terms.tenant = proto.tenant();
+  terms.model = proto.model();
   return terms;
 }
 
@@ -80,6 +91,27 @@ absl::StatusOr<std::vector<ReadCertificate>> CertificatesFromProto(const v1::Rep
     certificates.push_back(*certificate);
   }
   return certificates;
+}
+
+absl::StatusOr<std::vector<ReturnedSlice>> ReturnedSlicesFromProto(const v1::ReportRequest& proto) {
+  std::vector<ReturnedSlice> slices;
+  for (const v1::ReturnedSlice& slice : proto.returned_slices()) {
+    const bool repeated = std::any_of(
+        slices.begin(), slices.end(),
+        [&slice](const ReturnedSlice& other) { return other.lease_id == slice.lease_id(); });
+    if (proto.returned_slices_size() > kSlicesPerReporterMax || repeated ||
+        !(slice.spent() >= 0 && slice.spent() <= kBudgetMax)) {
+      return MakeError(
+          absl::StatusCode::kInvalidArgument, "REPORT_INVALID",
+          absl::StrCat(proto.request(), ", batch ", proto.batch_number(), " returns ",
+                       proto.returned_slices_size(), " slices, lease ", slice.lease_id(),
+                       " with spent ", slice.spent(), "; return at most ", kSlicesPerReporterMax,
+                       ", each lease once, spent in [0, ", kBudgetMax, "]"));
+    }
+    slices.push_back(
+        {slice.lease_id(), static_cast<int64_t>(std::ceil(slice.spent() * kUnitsPerOne))});
+  }
+  return slices;
 }
 
 void ReportAnswerToProto(const ReportAnswer& answer, v1::ReportResponse* proto) {
@@ -127,6 +159,12 @@ void RequestRiskToProto(const RequestRisk& risk, v1::RequestRisk* proto) {
   proto->set_reads_outside_tolerance(totals.reads_outside_tolerance);
   proto->set_forced_exact(risk.forced_exact);
   proto->set_budget_committed(risk.budget_committed);
+  proto->set_budget_left(risk.budget_left);
+  proto->set_loss_bound(risk.loss_bound);
+  proto->set_failure_probability_sum(totals.failure_probability_sum);
+  proto->set_read_mode(ReadModeToProto(risk.read_mode));
+  proto->set_tenant(risk.tenant);
+  proto->set_model(risk.model);
   for (const RiskEvent& event : risk.events) {
     v1::RiskEvent* out = proto->add_events();
     out->set_time_ms(event.time_ms);

@@ -22,6 +22,10 @@ absl::StatusOr<RequestTerms> TermsFromProto(const v1::OpenRequestRequest& proto)
 // many.
 absl::StatusOr<std::vector<ReadCertificate>> CertificatesFromProto(const v1::ReportRequest& proto);
 
+// Errors: InvalidArgument [REPORT_INVALID], too many, an amount out of range, or a lease named
+// twice.
+absl::StatusOr<std::vector<ReturnedSlice>> ReturnedSlicesFromProto(const v1::ReportRequest& proto);
+
 void ReportAnswerToProto(const ReportAnswer& answer, v1::ReportResponse* proto);
 void DecisionToProto(const Decision& decision, v1::DecideResponse* proto);
 void RequestRiskToProto(const RequestRisk& risk, v1::RequestRisk* proto);

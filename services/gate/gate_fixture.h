@@ -43,10 +43,13 @@ struct OwnedBatch {
   int64_t reporter_id = 1;
   int64_t batch_number = 1;
   int64_t lease_id = 0;
-  std::vector<ReadCertificate> certificates;
+  std::vector<ReadCertificate> certificates = {};
   int64_t failed_read_count = 0;
+  std::vector<ReturnedSlice> returned = {};
+  bool is_last = false;
   ReportBatch batch() const {
-    return {reporter_id, batch_number, lease_id, certificates, failed_read_count};
+    return {reporter_id,       batch_number, lease_id, certificates,
+            failed_read_count, returned,     is_last};
   }
 };
 

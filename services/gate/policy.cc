@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/bounds/risk_budget.h"
 #include "kernels/core/status.h"
 
 namespace certkv::gate {
@@ -32,7 +33,21 @@ absl::Status ValidatePolicy(const Policy& policy) {
     return Invalid("lease_duration_ms", policy.lease_duration_ms,
                    absl::StrCat("in [", kLeaseDurationMinMs, ", ", kLeaseDurationMaxMs, "]"));
   }
-  if (policy.risk_mode != RiskMode::kCumulative) return absl::OkStatus();
+  if (!(policy.failure_probability >= kFailureProbabilityMin &&
+        policy.failure_probability <= kFailureProbabilityMax)) {
+    return Invalid("failure_probability", policy.failure_probability,
+                   absl::StrCat("in [", kFailureProbabilityMin, ", ", kFailureProbabilityMax, "]"));
+  }
+  if (!(policy.tenant_budget >= 0 && policy.tenant_budget <= kBudgetMax)) {
+    return Invalid("tenant_budget", policy.tenant_budget,
+                   absl::StrCat("in [0, ", kBudgetMax, "] (0 = no limit)"));
+  }
+  if (!(policy.tenant_window_ms >= kTenantWindowMinMs &&
+        policy.tenant_window_ms <= kTenantWindowMaxMs)) {
+    return Invalid("tenant_window_ms", policy.tenant_window_ms,
+                   absl::StrCat("in [", kTenantWindowMinMs, ", ", kTenantWindowMaxMs, "]"));
+  }
+  if (!SpendsTv(policy.risk_mode)) return absl::OkStatus();
   if (!(policy.cumulative_budget > 0 && policy.cumulative_budget <= kBudgetMax)) {
     return Invalid("cumulative_budget", policy.cumulative_budget,
                    absl::StrCat("in (0, ", kBudgetMax, "]"));
@@ -41,6 +56,20 @@ absl::Status ValidatePolicy(const Policy& policy) {
     return Invalid("budget_slice_share", policy.budget_slice_share, "in (0, 1]");
   }
   return absl::OkStatus();
+}
+
+double BudgetLimit(const Policy& policy) {
+  switch (policy.risk_mode) {
+    case RiskMode::kThreshold:
+      return 0;
+    case RiskMode::kCumulative:
+      return policy.cumulative_budget;
+    case RiskMode::kUnion:
+      return policy.failure_probability;
+    case RiskMode::kAnytime:
+      return AnytimeSumLimit(policy.cumulative_budget, policy.failure_probability);
+  }
+  return 0;
 }
 
 bool IsAsTightAs(const Tolerances& a, const Tolerances& b) {

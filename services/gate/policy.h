@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 
 #include "absl/status/status.h"
 #include "kernels/core/policy.h"
@@ -11,6 +12,10 @@
 namespace certkv::gate {
 
 inline constexpr double kBudgetMax = 1e6;  // of a request; far below where Budget would saturate
+inline constexpr double kFailureProbabilityMin = 1e-9;
+inline constexpr double kFailureProbabilityMax = 0.5;
+inline constexpr int64_t kTenantWindowMinMs = 1000;
+inline constexpr int64_t kTenantWindowMaxMs = 31 * int64_t{86'400'000};
 inline constexpr int64_t kLeaseDurationMinMs = 100;
 inline constexpr int64_t kLeaseDurationMaxMs = 3'600'000;
 
@@ -18,8 +23,14 @@ struct Policy {
   int64_t version = 1;
   Tolerances tolerances;
   RiskMode risk_mode = RiskMode::kThreshold;
-  double cumulative_budget = 100;    // kCumulative, (0, kBudgetMax]
-  double budget_slice_share = 0.05;  // kCumulative, (0, 1]
+  // kCumulative: limit of the sum of worst_case_tv of a request; kAnytime: of its losses.
+  double cumulative_budget = 100;     // (0, kBudgetMax]
+  double budget_slice_share = 0.05;   // kCumulative, kAnytime, (0, 1]
+  double failure_probability = 1e-6;  // kUnion, kAnytime, of a request, [1e-9, 0.5]
+  // What all requests of a tenant in kCumulative and kAnytime may commit in one window; 0 = no
+  // limit.
+  double tenant_budget = 0;  // [0, kBudgetMax]
+  int64_t tenant_window_ms = 3'600'000;
   int64_t lease_duration_ms = 30'000;
   ReadMode read_mode = ReadMode::kEnforce;
 };
@@ -35,7 +46,13 @@ Tolerances Tightest(const Tolerances& a, const Tolerances& b);
 struct RequestTerms {
   std::optional<Tolerances> tolerances;  // valid
   std::optional<ReadMode> read_mode;
+  std::string tenant = {};  // "" = none; shares the budget of its name
+  std::string model = {};   // "" = unknown
 };
+
+// The limit of a request's budget under `policy`, in what its mode spends; 0 in kThreshold, which
+// has none.
+double BudgetLimit(const Policy& policy);
 
 // The mode a request reads in under `policy`: its own wish, or the policy's; but a policy of kExact
 // holds for all, so that an operator can turn quantized reads off.

@@ -45,6 +45,14 @@ TEST(PolicyTest, ValidateNamesTheFieldOutOfRange) {
               HasSubstr("cumulative_budget is 1e+07"));
   EXPECT_THAT(message_after([](Policy* p) { p->budget_slice_share = 1.1; }),
               HasSubstr("budget_slice_share is 1.1"));
+  EXPECT_THAT(message_after([](Policy* p) { p->failure_probability = 1e-10; }),
+              HasSubstr("failure_probability is 1e-10"));
+  EXPECT_THAT(message_after([](Policy* p) { p->failure_probability = kNan; }),
+              HasSubstr("failure_probability is nan"));
+  EXPECT_THAT(message_after([](Policy* p) { p->tenant_budget = -1; }),
+              HasSubstr("tenant_budget is -1"));
+  EXPECT_THAT(message_after([](Policy* p) { p->tenant_window_ms = 0; }),
+              HasSubstr("tenant_window_ms is 0"));
   EXPECT_THAT(message_after([](Policy* p) { p->budget_slice_share = kNan; }),
               HasSubstr("budget_slice_share is nan"));
 }
@@ -122,7 +130,9 @@ TEST(GateConfigTest, TheEndsOfAllRangesAreValidPolicies) {
   for (const char* text :
        {"tv_tolerance: 0", "tv_tolerance: 1", "value_tolerance: 0", "value_tolerance: 1e6",
         "output_tolerance: 1e30", "lease_duration: 100ms", "lease_duration: 1h",
-        "cumulative_budget: 1e6", "cumulative_budget: 1e-300", "budget_slice_share: 1"}) {
+        "cumulative_budget: 1e6", "cumulative_budget: 1e-300", "budget_slice_share: 1",
+        "failure_probability: 1e-9", "failure_probability: 0.5", "tenant_budget: 1e6",
+        "tenant_window: 1s", "tenant_window: 744h"}) {
     GateConfig config;
     ConfigReader reader;
     reader.AddSection(GateConfigSection(&config));

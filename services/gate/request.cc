@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/core/check.h"
+#include "kernels/bounds/risk_budget.h"
 #include "kernels/core/limits.h"
 #include "kernels/core/status.h"
 #include "services/common/random_id.h"
@@ -17,7 +17,8 @@ namespace {
 constexpr double kSliceUsedShare = 0.9;
 
 bool SameTerms(const RequestTerms& a, const RequestTerms& b) {
-  if (a.read_mode != b.read_mode || a.tolerances.has_value() != b.tolerances.has_value()) {
+  if (a.read_mode != b.read_mode || a.tenant != b.tenant || a.model != b.model ||
+      a.tolerances.has_value() != b.tolerances.has_value()) {
     return false;
   }
   return !a.tolerances.has_value() ||
@@ -28,11 +29,6 @@ bool SameTolerances(const Tolerances& a, const Tolerances& b) {
   return IsAsTightAs(a, b) && IsAsTightAs(b, a);
 }
 
-absl::Status Closed(const std::string& name) {
-  return MakeError(absl::StatusCode::kFailedPrecondition, "REQUEST_CLOSED",
-                   absl::StrCat(name, " is closed; open a request under another id"));
-}
-
 std::string Describe(const ReadCertificate& certificate) {
   return absl::StrCat(
       "layer ", certificate.layer, ", query head ", certificate.query_head, ", position ",
@@ -41,25 +37,38 @@ std::string Describe(const ReadCertificate& certificate) {
       certificate.value_radius, ", output_error_bound ", certificate.output_error_bound, ")");
 }
 
-bool IsExactByArithmetic(const ReadCertificate& certificate) {
-  return certificate.outcome == Outcome::kExact && certificate.worst_case_tv <= kExactTvMax;
-}
-
 }  // namespace
 
+bool IsExactByArithmetic(const ReadCertificate& certificate) {
+  return certificate.outcome == Outcome::kExact && certificate.worst_case_tv <= kExactTvMax &&
+         certificate.failure_probability == 0;
+}
+
+absl::Status ClosedError(absl::string_view name) {
+  return MakeError(absl::StatusCode::kFailedPrecondition, "REQUEST_CLOSED",
+                   absl::StrCat(name, " is closed; open a request under another id"));
+}
+
 Request::Request(std::string name, std::string label, RequestTerms terms, const Policy& policy,
-                 const Limits& limits, int64_t now_ms)
+                 const Limits& limits, int64_t now_ms, std::shared_ptr<TenantBudget> tenant)
     : name_(std::move(name)),
       label_(std::move(label)),
       terms_(std::move(terms)),
       risk_mode_(policy.risk_mode),
+      loss_limit_(policy.cumulative_budget),
+      failure_probability_(policy.failure_probability),
       slice_share_(policy.budget_slice_share),
       limits_(limits),
       open_time_ms_(now_ms),
       account_(limits.heads_max),
       last_use_ms_(now_ms),
       update_time_ms_(now_ms) {
-  if (risk_mode_ == RiskMode::kCumulative) budget_.emplace(policy.cumulative_budget, slice_share_);
+  if (risk_mode_ == RiskMode::kThreshold) return;
+  const bool is_union = risk_mode_ == RiskMode::kUnion;
+  // A tenant's budget is one of worst_case_tv, which kUnion does not spend.
+  budget_.emplace(BudgetLimit(policy), slice_share_,
+                  is_union ? SliceSchedule::kUnion : SliceSchedule::kShare,
+                  is_union ? nullptr : std::move(tenant));
 }
 
 void Request::Touch(int64_t now_ms) {
@@ -81,14 +90,15 @@ void Request::RenewTerms(const Policy& policy, ReadMode mode, int64_t now_ms, Po
   RememberLeased(*lease, now_ms);
 }
 
-PolicyLease Request::NewLease(const Policy& policy, int64_t now_ms) {
+PolicyLease Request::NewLease(const Policy& policy, int64_t now_ms, Slice* slice) {
   PolicyLease lease;
   lease.request = name_;
   lease.lease_id = RandomId();
   lease.risk_mode = risk_mode_;
   // Only reads that may be certified need a slice.
   if (budget_.has_value() && ModeNow(policy) == ReadMode::kEnforce) {
-    lease.budget_slice = budget_->GiveSlice();
+    *slice = budget_->GiveSlice();
+    lease.budget_slice = slice->amount();
   }
   RenewTerms(policy, ModeNow(policy), now_ms, &lease);
   return lease;
@@ -111,15 +121,16 @@ void Request::RememberLeased(const PolicyLease& lease, int64_t now_ms) {
 
 absl::StatusOr<PolicyLease> Request::Open(const RequestTerms& terms, const Policy& policy,
                                           int64_t now_ms) {
-  if (closed_) return Closed(name_);
+  if (closed_) return ClosedError(name_);
   if (!SameTerms(terms, terms_)) {
     return MakeError(absl::StatusCode::kFailedPrecondition, "REQUEST_MISMATCH",
                      absl::StrCat(name_,
-                                  " was opened before with other tolerances or another "
-                                  "read_mode; open it with the same, or under another id"));
+                                  " was opened before with other tolerances, read_mode, "
+                                  "tenant or model; open it with the same, or under another id"));
   }
-  PolicyLease lease = NewLease(policy, now_ms);
-  opener_leases_.push_back(lease);
+  Slice slice;
+  PolicyLease lease = NewLease(policy, now_ms, &slice);
+  opener_leases_.push_back({lease, slice});
   if (opener_leases_.size() > kOpenerLeasesMax) opener_leases_.pop_front();
   Touch(now_ms);
   return lease;
@@ -127,16 +138,52 @@ absl::StatusOr<PolicyLease> Request::Open(const RequestTerms& terms, const Polic
 
 void Request::AdoptLease(int64_t lease_id, Reporter* reporter) {
   if (reporter->lease.has_value()) return;
-  const auto found =
-      std::find_if(opener_leases_.begin(), opener_leases_.end(),
-                   [lease_id](const PolicyLease& lease) { return lease.lease_id == lease_id; });
+  const auto found = std::find_if(
+      opener_leases_.begin(), opener_leases_.end(),
+      [lease_id](const OpenerLease& opener) { return opener.lease.lease_id == lease_id; });
   if (found == opener_leases_.end()) return;
-  reporter->lease = *found;
+  reporter->lease = found->lease;
+  Hold(lease_id, found->slice, reporter);
   opener_leases_.erase(found);
+}
+
+void Request::Hold(int64_t lease_id, const Slice& slice, Reporter* reporter) {
+  if (slice.units == 0) return;
+  std::vector<HeldSlice>& slices = reporter->slices;
+  if (slices.size() >= kSlicesPerReporterMax) slices.erase(slices.begin());
+  slices.push_back({lease_id, slice});
+}
+
+void Request::TakeBack(absl::Span<const ReturnedSlice> returned, int64_t now_ms,
+                       Reporter* reporter) {
+  for (const ReturnedSlice& slice : returned) {
+    if (reporter->lease.has_value() && reporter->lease->lease_id == slice.lease_id) {
+      reporter->lease.reset();  // its holder is done with it: the next is a new one
+    }
+    const auto held =
+        std::find_if(reporter->slices.begin(), reporter->slices.end(),
+                     [&slice](const HeldSlice& entry) { return entry.lease_id == slice.lease_id; });
+    if (held == reporter->slices.end()) continue;  // without a slice, or spent for good
+    if (!budget_->ReturnSlice(held->slice, slice.spent_units)) {
+      account_.AddEvent(now_ms, "SLICE_OVERSPENT",
+                        absl::StrCat("a reporter spent ", ToAmount(slice.spent_units),
+                                     " of a slice of ", held->slice.amount()));
+    }
+    reporter->slices.erase(held);
+  }
+}
+
+double Request::AmountOf(const ReadCertificate& certificate) const {
+  return risk_mode_ == RiskMode::kUnion ? certificate.failure_probability
+                                        : certificate.worst_case_tv;
 }
 
 std::string Request::WhyOutside(const ReadCertificate& certificate) const {
   if (IsExactByArithmetic(certificate)) return "";
+  if (certificate.failure_probability > 0 && risk_mode_ != RiskMode::kUnion) {
+    return absl::StrCat("its bounds may fail, which ", RiskModeName(risk_mode_),
+                        " does not account for");
+  }
   bool quantized_allowed = false;
   for (const Leased& entry : leased_) {
     if (entry.read_mode == ReadMode::kExact) continue;
@@ -168,8 +215,8 @@ void Request::Count(const ReadCertificate& certificate, const Policy& policy, in
   }
   if (!budget_.has_value()) return;
   if (IsExactByArithmetic(certificate)) {
-    budget_->ReportExact(certificate.worst_case_tv);
-    if (reporter->lease.has_value()) {
+    budget_->ReportExact(AmountOf(certificate));
+    if (SpendsTv(risk_mode_) && reporter->lease.has_value()) {
       const PolicyLease& lease = *reporter->lease;
       const float first = certificate.first_worst_case_tv;
       // Within tolerance and yet exact: the slice could not hold it.
@@ -178,11 +225,24 @@ void Request::Count(const ReadCertificate& certificate, const Policy& policy, in
     }
     return;
   }
-  budget_->ReportCertified(certificate.worst_case_tv);
-  reporter->used += certificate.worst_case_tv;
+  budget_->ReportCertified(AmountOf(certificate));
+  reporter->used += AmountOf(certificate);
+}
+
+void Request::CheckOverrun(const Policy& policy, int64_t now_ms) {
+  if (!budget_.has_value() || !budget_->overrun() || !forced_reason_.empty() ||
+      EffectiveReadMode(policy, terms_) != ReadMode::kEnforce) {
+    return;
+  }
+  forced_reason_ =
+      "more was reported than all slices together allow; a lease is used by two certifiers, or "
+      "one does not keep to its slice";
+  account_.AddEvent(now_ms, "BUDGET_OVERRUN", forced_reason_);
 }
 
 bool Request::NeedsSlice(const Reporter& reporter) const {
+  // Deterministic reads spend nothing of a kUnion slice, however small.
+  if (risk_mode_ == RiskMode::kUnion && reporter.used == 0) return false;
   return reporter.pressed || reporter.used >= kSliceUsedShare * reporter.lease->budget_slice;
 }
 
@@ -192,18 +252,21 @@ void Request::UpdateReporterLease(const Policy& policy, int64_t now_ms, Reporter
   const bool spends = budget_.has_value() && mode == ReadMode::kEnforce;
   const bool is_live = lease.has_value() && now_ms < lease->expire_time_ms;
   if (!is_live || (spends && NeedsSlice(*reporter) && budget_->HasSlice())) {
-    lease = NewLease(policy, now_ms);
+    Slice slice;
+    lease = NewLease(policy, now_ms, &slice);
+    Hold(lease->lease_id, slice, reporter);
     reporter->used = 0;
     reporter->pressed = false;
   }
   // Nothing is left to be given and the last slice is gone. Reads would climb to exact by
   // themselves; so they need not try.
-  if (spends && NeedsSlice(*reporter)) {
+  if (spends && SpendsTv(risk_mode_) && NeedsSlice(*reporter)) {
     mode = ReadMode::kExact;
     if (!exhausted_told_) {
       exhausted_told_ = true;
       account_.AddEvent(now_ms, "BUDGET_EXHAUSTED",
-                        absl::StrCat("the budget of ", budget_->limit(), " is given away"));
+                        absl::StrCat("no slice is left of the budget of ", budget_->limit(),
+                                     ", or of the tenant's"));
     }
   }
   const bool terms_changed = lease->read_mode != mode || lease->policy_version != policy.version;
@@ -220,7 +283,7 @@ void Request::FillDirective(const Policy& policy, const std::optional<PolicyLeas
   } else if (lease.read_mode != ModeNow(policy)) {
     answer->action = DirectiveAction::kForceExact;
     answer->explanation = absl::StrCat("the budget of ", budget_->limit(), " is used up (",
-                                       budget_->committed(), " given away)");
+                                       budget_->committed(), " given away), or the tenant's is");
   } else if (before.has_value() && !IsAsTightAs(before->tolerances, lease.tolerances)) {
     answer->action = DirectiveAction::kTighten;
     answer->explanation =
@@ -270,13 +333,8 @@ absl::StatusOr<ReportAnswer> Request::Report(const ReportBatch& batch, const Pol
       Count(certificate, policy, now_ms, &reporter, &answer);
     }
     account_.RecordFailed(batch.failed_read_count);
-    if (budget_.has_value() && budget_->overrun() && forced_reason_.empty() &&
-        EffectiveReadMode(policy, terms_) == ReadMode::kEnforce) {
-      forced_reason_ =
-          "more was reported than all slices together allow; a lease is used by two certifiers, or "
-          "one does not keep to its slice";
-      account_.AddEvent(now_ms, "BUDGET_OVERRUN", forced_reason_);
-    }
+    TakeBack(batch.returned, now_ms, &reporter);
+    CheckOverrun(policy, now_ms);
   }
   if (closed_) {
     if (answer.counted) ++change_count_;
@@ -284,62 +342,16 @@ absl::StatusOr<ReportAnswer> Request::Report(const ReportBatch& batch, const Pol
     answer.explanation = absl::StrCat(name_, " is closed");
     return answer;
   }
+  if (batch.is_last) {
+    reporter.lease.reset();
+    Touch(now_ms);
+    return answer;
+  }
   const std::optional<PolicyLease> before = reporter.lease;
   UpdateReporterLease(policy, now_ms, &reporter);
   FillDirective(policy, before, *reporter.lease, &answer);
   Touch(now_ms);
   return answer;
-}
-
-absl::StatusOr<Decision> Request::Decide(const ReadCertificate& certificate, const Policy& policy,
-                                         int64_t now_ms) {
-  if (closed_) return Closed(name_);
-  const Tolerances tolerances = EffectiveTolerances(policy, terms_);
-  const ReadMode mode = ModeNow(policy);
-  Decision decision;
-  ReadCertificate accepted = certificate;
-  last_use_ms_ = std::max(last_use_ms_, now_ms);
-  if (IsExactByArithmetic(certificate)) {
-    if (budget_.has_value()) budget_->ReportExact(certificate.worst_case_tv);
-    decision.accepted = true;
-    decision.explanation = "exact";
-  } else if (mode == ReadMode::kExact) {
-    decision.next_rung = certificate.rung >= Rung::kHead ? Rung::kLayer : Rung::kHead;
-    decision.explanation = "the request reads originals only";
-  } else if (mode == ReadMode::kObserve) {
-    decision.accepted = true;
-    const bool meets = MeetsTolerances(certificate, tolerances);
-    accepted.outcome = meets ? Outcome::kCertified : Outcome::kObserved;
-    decision.explanation = meets ? "within tolerance" : "outside tolerance, observed only";
-    if (budget_.has_value()) budget_->ReportCertified(certificate.worst_case_tv);
-  } else if (!MeetsTvTolerance(certificate, tolerances)) {
-    // Values read again do not move the softmax.
-    const int next =
-        std::max(static_cast<int>(certificate.rung) + 1, static_cast<int>(Rung::kKeys));
-    decision.next_rung = static_cast<Rung>(std::min(next, static_cast<int>(Rung::kLayer)));
-    decision.explanation = absl::StrCat("worst_case_tv ", certificate.worst_case_tv,
-                                        " exceeds tv_tolerance ", tolerances.tv_tolerance);
-  } else if (!MeetsTolerances(certificate, tolerances)) {
-    const int next = static_cast<int>(certificate.rung) + 1;
-    decision.next_rung = static_cast<Rung>(std::min(next, static_cast<int>(Rung::kLayer)));
-    decision.explanation = absl::StrCat("value_term ", certificate.value_term, " of radius ",
-                                        certificate.value_radius, ", output_error_bound ",
-                                        certificate.output_error_bound, " exceed the tolerances");
-  } else if (budget_.has_value() && !budget_->Decide(certificate.worst_case_tv)) {
-    decision.next_rung = certificate.rung >= Rung::kHead ? Rung::kLayer : Rung::kHead;
-    decision.explanation =
-        absl::StrCat("worst_case_tv ", certificate.worst_case_tv,
-                     " does not fit what is left of the budget, ", budget_->left());
-  } else {
-    decision.accepted = true;
-    accepted.outcome = Outcome::kCertified;
-    decision.explanation = "within tolerance";
-  }
-  if (decision.accepted) {
-    account_.Record(accepted, /*outside_tolerance=*/false, now_ms);
-    Touch(now_ms);
-  }
-  return decision;
 }
 
 void Request::Close(int64_t now_ms, absl::string_view event_kind, absl::string_view message) {
@@ -361,6 +373,14 @@ RequestRisk Request::Risk(const Policy& policy) const {
   risk.tolerances = EffectiveTolerances(policy, terms_);
   risk.budget = budget_.has_value() ? budget_->limit() : 0;
   risk.budget_committed = budget_.has_value() ? budget_->committed() : 0;
+  risk.budget_left = budget_.has_value() ? budget_->left() : 0;
+  if (risk_mode_ == RiskMode::kAnytime) {
+    risk.loss_bound =
+        AnytimeLossBound(account_.totals().sums.tv_sum, loss_limit_, failure_probability_);
+  }
+  risk.read_mode = ModeNow(policy);
+  risk.tenant = terms_.tenant;
+  risk.model = terms_.model;
   risk.forced_exact = !forced_reason_.empty();
   risk.open_time_ms = open_time_ms_;
   risk.update_time_ms = update_time_ms_;

@@ -1,11 +1,12 @@
 // One request at gate: its policy leases, its reporters, its budget and its risk.
 //
 // Leases. Whoever opens the request gets a lease; each reporter is answered with the lease it is to
-// use. In kCumulative a lease carries a slice of the budget that one certifier may spend, so two
-// holders must not share one: an opener's lease goes to the reporter that first names it, and a
-// reporter that names none gets a new lease with a slice of its own. A live lease is prolonged
+// use. With a budget (all modes but kThreshold) a lease carries a slice that one reporter may
+// spend, so two must not share one: an opener's lease goes to the reporter that first names it, and
+// a reporter that names none gets a new lease with a slice of its own. A live lease is prolonged
 // under its lease_id; an expired one is never prolonged, because its holder's account of the slice
-// may be gone.
+// may be gone. A reporter may return a slice, saying what it spent of it; what it did not spend is
+// given anew.
 //
 // Invariants (request_test breaks each):
 //   1. `sequence` rises with every lease given or changed;
@@ -21,6 +22,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -33,16 +35,25 @@
 #include "services/gate/budget.h"
 #include "services/gate/policy.h"
 #include "services/gate/risk_account.h"
+#include "services/gate/tenant_budget.h"
 
 namespace certkv::gate {
 
 // How long after its lease's end a read may still be reported and be judged by that lease.
 inline constexpr int64_t kReportGraceMs = 60'000;
+// Slices of one reporter that it may return; an older one stays spent.
+inline constexpr int32_t kSlicesPerReporterMax = 8;
 // Openers whose leases wait for their reporter; an older one's reporter gets a new lease.
 inline constexpr int32_t kOpenerLeasesMax = 64;
 // Largest worst_case_tv of a read from originals alone, as in the certifier: beyond it the bound is
 // more than float arithmetic, and the read is no exact one.
 inline constexpr float kExactTvMax = 0.0625f;
+
+// "I will spend no more of this lease's slice."
+struct ReturnedSlice {
+  int64_t lease_id = 0;
+  int64_t spent_units = 0;  // budget_units.h
+};
 
 struct ReportBatch {
   int64_t reporter_id = 0;
@@ -50,6 +61,8 @@ struct ReportBatch {
   int64_t lease_id = 0;                            // that the reporter reads under; 0 = none
   absl::Span<const ReadCertificate> certificates;  // validated
   int64_t failed_read_count = 0;
+  absl::Span<const ReturnedSlice> returned = {};  // no two of one lease
+  bool is_last = false;  // the reporter serves no more: it is answered without a lease
 };
 
 enum class DirectiveAction : uint8_t { kContinue = 1, kTighten = 2, kForceExact = 3, kRelease = 4 };
@@ -57,7 +70,7 @@ enum class DirectiveAction : uint8_t { kContinue = 1, kTighten = 2, kForceExact 
 struct ReportAnswer {
   DirectiveAction action = DirectiveAction::kContinue;
   std::string explanation;           // for people
-  std::optional<PolicyLease> lease;  // unless kRelease
+  std::optional<PolicyLease> lease;  // unless kRelease, or the batch was the last
   bool counted = false;              // false: the batch had been counted before
   int64_t outside_tolerance = 0;     // reads of this batch that no lease allowed
 };
@@ -78,8 +91,13 @@ struct RequestRisk {
   std::vector<RiskEvent> events;
   RiskMode risk_mode = RiskMode::kThreshold;
   Tolerances tolerances;
-  double budget = 0;
+  ReadMode read_mode = ReadMode::kEnforce;
+  std::string tenant;
+  std::string model;
+  double budget = 0;  // in what the mode spends; 0 in kThreshold
   double budget_committed = 0;
+  double budget_left = 0;
+  double loss_bound = 0;  // kAnytime: AnytimeLossBound of the sum so far
   bool forced_exact = false;
   int64_t open_time_ms = 0;
   int64_t update_time_ms = 0;
@@ -97,14 +115,20 @@ struct RiskRank {
   }
 };
 
+// Was the read computed from originals alone, and is its bound float arithmetic?
+bool IsExactByArithmetic(const ReadCertificate& certificate);
+// FailedPrecondition [REQUEST_CLOSED].
+absl::Status ClosedError(absl::string_view name);
+
 class Request {
  public:
   struct Limits {
     int32_t heads_max = 16384;
     int32_t reporters_max = 64;
   };
+  // `tenant` may be null.
   Request(std::string name, std::string label, RequestTerms terms, const Policy& policy,
-          const Limits& limits, int64_t now_ms);
+          const Limits& limits, int64_t now_ms, std::shared_ptr<TenantBudget> tenant = nullptr);
 
   // A lease for one more that opened the request.
   // Errors: FailedPrecondition [REQUEST_CLOSED]; [REQUEST_MISMATCH], opened before with other
@@ -134,11 +158,21 @@ class Request {
   int64_t change_count() const { return change_count_; }
 
  private:
+  struct HeldSlice {
+    int64_t lease_id = 0;
+    Slice slice;
+  };
   struct Reporter {
     int64_t last_batch = 0;
     std::optional<PolicyLease> lease;
-    double used = 0;       // certified worst_case_tv reported since the lease's slice was given
-    bool pressed = false;  // a read was exact because the slice could not hold it
+    std::vector<HeldSlice> slices;  // that it may return; the latest kSlicesPerReporterMax
+    double used = 0;                // certified amounts reported since the slice was given
+    bool pressed = false;           // a read was exact because the slice could not hold it
+  };
+  // Given by Open and not yet named by a reporter.
+  struct OpenerLease {
+    PolicyLease lease;
+    Slice slice;
   };
   // What was leased, to judge reports by.
   struct Leased {
@@ -149,20 +183,28 @@ class Request {
 
   // Shared conditions of the leases given now.
   ReadMode ModeNow(const Policy& policy) const;
-  PolicyLease NewLease(const Policy& policy, int64_t now_ms);
+  PolicyLease NewLease(const Policy& policy, int64_t now_ms, Slice* slice);
   // Puts `mode`, the policy's other terms and a fresh expiry into a lease.
   void RenewTerms(const Policy& policy, ReadMode mode, int64_t now_ms, PolicyLease* lease);
   void RememberLeased(const PolicyLease& lease, int64_t now_ms);
   // Hands the opener's lease of this id to the reporter, when it has none and there is one.
   void AdoptLease(int64_t lease_id, Reporter* reporter);
+  static void Hold(int64_t lease_id, const Slice& slice, Reporter* reporter);
+  void TakeBack(absl::Span<const ReturnedSlice> returned, int64_t now_ms, Reporter* reporter);
+  // What a read takes from the budget.
+  double AmountOf(const ReadCertificate& certificate) const;
   void UpdateReporterLease(const Policy& policy, int64_t now_ms, Reporter* reporter);
   // Why the read was not allowed; "" when some lease allowed it.
   std::string WhyOutside(const ReadCertificate& certificate) const;
   absl::Status CheckBatch(const ReportBatch& batch) const;
   void Count(const ReadCertificate& certificate, const Policy& policy, int64_t now_ms,
              Reporter* reporter, ReportAnswer* answer);
+  void CheckOverrun(const Policy& policy, int64_t now_ms);
   // Is the slice of the reporter's lease used, as far as reports tell?
   bool NeedsSlice(const Reporter& reporter) const;
+  // Does the budget allow the read? In words why not.
+  std::string WhyNotAccepted(const ReadCertificate& certificate, const Tolerances& tolerances,
+                             Rung* next_rung);
   void FillDirective(const Policy& policy, const std::optional<PolicyLease>& before,
                      const PolicyLease& lease, ReportAnswer* answer) const;
   void Touch(int64_t now_ms);
@@ -171,13 +213,14 @@ class Request {
   const std::string label_;
   const RequestTerms terms_;
   const RiskMode risk_mode_;
+  const double loss_limit_;           // kAnytime
+  const double failure_probability_;  // kUnion, kAnytime
   const double slice_share_;
   const Limits limits_;
   const int64_t open_time_ms_;
-  std::optional<Budget> budget_;  // kCumulative
+  std::optional<Budget> budget_;  // all modes but kThreshold
   RiskAccount account_;
-  // Given by Open and not yet named by a reporter; the latest kOpenerLeasesMax.
-  std::deque<PolicyLease> opener_leases_;
+  std::deque<OpenerLease> opener_leases_;  // the latest kOpenerLeasesMax
   int64_t sequence_ = 0;
   bool closed_ = false;
   std::string forced_reason_;    // not empty: a read was outside tolerance, or the budget overrun

@@ -21,11 +21,15 @@ absl::Status Invalid(absl::string_view reason, absl::string_view message) {
   return MakeError(absl::StatusCode::kInvalidArgument, reason, message);
 }
 
-bool IsValidId(absl::string_view id) {
-  if (id.empty() || id.size() > kRequestIdBytesMax) return false;
-  return std::all_of(id.begin(), id.end(), [](char c) {
-    return absl::ascii_isalnum(c) || c == '.' || c == '_' || c == '-';
+bool IsWord(absl::string_view text, absl::string_view further) {
+  return std::all_of(text.begin(), text.end(), [further](char c) {
+    return absl::ascii_isalnum(c) || c == '.' || c == '_' || c == '-' ||
+           further.find(c) != absl::string_view::npos;
   });
+}
+
+bool IsValidId(absl::string_view id) {
+  return !id.empty() && id.size() <= kRequestIdBytesMax && IsWord(id, "");
 }
 
 absl::Status CheckName(absl::string_view request) {
@@ -66,7 +70,10 @@ absl::StatusOr<RiskRank> DecodeToken(absl::string_view token) {
 }  // namespace
 
 RequestRegistry::RequestRegistry(const GateConfig& config, const Clock* clock)
-    : config_(config), clock_(clock), policy_(config.policy) {}
+    : config_(config),
+      clock_(clock),
+      policy_(config.policy),
+      tenant_window_start_ms_(clock->NowMs()) {}
 
 absl::StatusOr<std::shared_ptr<RequestRegistry::Entry>> RequestRegistry::Find(
     absl::string_view request) const {
@@ -90,6 +97,25 @@ absl::Status RequestRegistry::MakeRoom() {
   return absl::OkStatus();
 }
 
+absl::StatusOr<std::shared_ptr<TenantBudget>> RequestRegistry::TenantOf(const std::string& tenant) {
+  if (tenant.empty()) return std::shared_ptr<TenantBudget>();
+  if (const auto found = tenants_.find(tenant); found != tenants_.end()) return found->second;
+  if (static_cast<int64_t>(tenants_.size()) >= config_.tenant_limit) {
+    return MakeError(absl::StatusCode::kResourceExhausted, "TENANT_LIMIT",
+                     absl::StrCat("gate keeps the budgets of ", tenants_.size(),
+                                  " tenants, which is the most; raise tenant_limit in its config"));
+  }
+  return tenants_[tenant] = std::make_shared<TenantBudget>(policy_.tenant_budget);
+}
+
+void RequestRegistry::RollTenantWindow(int64_t now_ms) {
+  const int64_t elapsed_ms = now_ms - tenant_window_start_ms_;
+  // A clock that was set back lengthens the window; it never gives a budget twice.
+  if (elapsed_ms < policy_.tenant_window_ms) return;
+  tenant_window_start_ms_ += elapsed_ms / policy_.tenant_window_ms * policy_.tenant_window_ms;
+  for (const auto& named : tenants_) named.second->BeginWindow();
+}
+
 absl::StatusOr<PolicyLease> RequestRegistry::OpenRequest(absl::string_view request_id,
                                                          absl::string_view label,
                                                          const RequestTerms& terms) {
@@ -102,6 +128,16 @@ absl::StatusOr<PolicyLease> RequestRegistry::OpenRequest(absl::string_view reque
     return Invalid("REQUEST_LABEL_INVALID",
                    absl::StrCat("label has ", label.size(), " bytes, at most ", kLabelBytesMax));
   }
+  if (terms.tenant.size() > kTenantBytesMax || !IsWord(terms.tenant, "")) {
+    return Invalid("TENANT_INVALID",
+                   absl::StrCat("tenant has ", terms.tenant.size(), " bytes, must be at most ",
+                                kTenantBytesMax, " of [a-zA-Z0-9._-]"));
+  }
+  if (terms.model.size() > kModelBytesMax || !IsWord(terms.model, "/")) {
+    return Invalid("MODEL_INVALID",
+                   absl::StrCat("model has ", terms.model.size(), " bytes, must be at most ",
+                                kModelBytesMax, " of [a-zA-Z0-9._/-]"));
+  }
   const std::string name = absl::StrCat(kNamePrefix, request_id);
   const int64_t now_ms = clock_->NowMs();
   absl::MutexLock lock(&mutex_);
@@ -111,8 +147,10 @@ absl::StatusOr<PolicyLease> RequestRegistry::OpenRequest(absl::string_view reque
     return found->second->request.Open(terms, policy_, now_ms);
   }
   CERTKV_RETURN_IF_ERROR(MakeRoom());
+  CERTKV_ASSIGN_OR_RETURN(std::shared_ptr<TenantBudget> tenant, TenantOf(terms.tenant));
   const Request::Limits limits{config_.heads_per_request_max, config_.reporters_per_request_max};
-  auto entry = std::make_shared<Entry>(name, std::string(label), terms, policy_, limits, now_ms);
+  auto entry = std::make_shared<Entry>(name, std::string(label), terms, policy_, limits, now_ms,
+                                       std::move(tenant));
   entries_[name] = entry;
   absl::MutexLock entry_lock(&entry->mutex);
   return entry->request.Open(terms, policy_, now_ms);
@@ -226,6 +264,7 @@ absl::StatusOr<Policy> RequestRegistry::UpdatePolicy(const Policy& policy) {
   const int64_t version = policy_.version + 1;
   policy_ = policy;
   policy_.version = version;
+  for (const auto& named : tenants_) named.second->SetLimit(policy_.tenant_budget);
   return policy_;
 }
 
@@ -233,6 +272,7 @@ int32_t RequestRegistry::Sweep() {
   const int64_t now_ms = clock_->NowMs();
   int32_t idle_count = 0;
   absl::MutexLock lock(&mutex_);
+  RollTenantWindow(now_ms);
   // A lease that an update made longer than idle_timeout must not be cut.
   const int64_t idle_ms = std::max(config_.idle_timeout_ms, policy_.lease_duration_ms);
   for (const auto& [name, entry] : entries_) {

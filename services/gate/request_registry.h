@@ -8,8 +8,8 @@
 //   2. a closed request is kept for the retention time unless its place is needed;
 //   3. policy versions rise.
 //
-// Threads: all methods are safe. Lock order: the registry's lock before an entry's. Nothing blocks
-// beyond these locks. Time comes from the clock.
+// Threads: all methods are safe. Lock order: the registry's lock, an entry's, a tenant's. Nothing
+// blocks beyond these locks. Time comes from the clock.
 #ifndef CERTKV_SERVICES_GATE_REQUEST_REGISTRY_H_
 #define CERTKV_SERVICES_GATE_REQUEST_REGISTRY_H_
 
@@ -36,6 +36,8 @@ namespace certkv::gate {
 
 inline constexpr int32_t kRequestIdBytesMax = 128;
 inline constexpr int32_t kLabelBytesMax = 256;
+inline constexpr int32_t kTenantBytesMax = 64;
+inline constexpr int32_t kModelBytesMax = 128;
 inline constexpr int32_t kPageSizeMax = 1000;
 inline constexpr int32_t kPageSizeDefault = 50;
 
@@ -50,8 +52,9 @@ class RequestRegistry {
   RequestRegistry(const GateConfig& config, const Clock* clock);
 
   // A lease of a new request, or another lease of an open one.
-  // Errors: InvalidArgument [REQUEST_ID_INVALID | REQUEST_LABEL_INVALID | TOLERANCE_INVALID];
-  // ResourceExhausted [REQUEST_LIMIT]; as Request::Open.
+  // Errors: InvalidArgument [REQUEST_ID_INVALID | REQUEST_LABEL_INVALID | TOLERANCE_INVALID |
+  // TENANT_INVALID | MODEL_INVALID]; ResourceExhausted [REQUEST_LIMIT | TENANT_LIMIT]; as
+  // Request::Open.
   absl::StatusOr<PolicyLease> OpenRequest(absl::string_view request_id, absl::string_view label,
                                           const RequestTerms& terms);
 
@@ -97,6 +100,10 @@ class RequestRegistry {
 
   absl::StatusOr<std::shared_ptr<Entry>> Find(absl::string_view request) const;
   absl::Status MakeRoom() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Null for "", the budget of no tenant.
+  absl::StatusOr<std::shared_ptr<TenantBudget>> TenantOf(const std::string& tenant)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void RollTenantWindow(int64_t now_ms) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const GateConfig config_;
   const Clock* const clock_;
@@ -104,6 +111,8 @@ class RequestRegistry {
   Policy policy_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_map<std::string, std::shared_ptr<Entry>> entries_ ABSL_GUARDED_BY(mutex_);
   std::deque<Retired> retired_ ABSL_GUARDED_BY(mutex_);  // closed requests, in order of closing
+  absl::flat_hash_map<std::string, std::shared_ptr<TenantBudget>> tenants_ ABSL_GUARDED_BY(mutex_);
+  int64_t tenant_window_start_ms_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace certkv::gate

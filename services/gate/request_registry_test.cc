@@ -109,6 +109,61 @@ TEST_F(RequestRegistryTest, RefusesOpenRequestsAtTheLimitButGivesUpClosedOnes) {
   EXPECT_EQ(ReasonOf(registry_->GetRisk("requests/a").status()), "REQUEST_NOT_FOUND");
 }
 
+TEST_F(RequestRegistryTest, TenantsShareOneBudgetPerWindow) {
+  config_.policy = CumulativePolicy(10, 0.5);
+  config_.policy.tenant_budget = 6;
+  config_.policy.tenant_window_ms = 60'000;
+  Make();
+  const auto slice_of = [this](const char* id, const char* tenant) {
+    RequestTerms terms;
+    terms.tenant = tenant;
+    const auto lease = registry_->OpenRequest(id, "", terms);
+    EXPECT_TRUE(lease.ok()) << lease.status();
+    return lease.ok() ? lease->budget_slice : -1;
+  };
+  EXPECT_EQ(slice_of("a", "one"), 5);
+  EXPECT_EQ(slice_of("b", "one"), 1) << "what the tenant has left";
+  EXPECT_EQ(slice_of("c", "one"), 0);
+  EXPECT_EQ(slice_of("d", "two"), 5) << "another tenant";
+  EXPECT_EQ(slice_of("e", ""), 5) << "no tenant, no limit";
+  clock_.AdvanceMs(60'000);
+  registry_->Sweep();
+  EXPECT_EQ(slice_of("c2", "one"), 5) << "a new window";
+}
+
+TEST_F(RequestRegistryTest, AClockThatJumpsBackGivesNoBudgetTwice) {
+  config_.policy = CumulativePolicy(10, 0.5);
+  config_.policy.tenant_budget = 5;
+  config_.policy.tenant_window_ms = 60'000;
+  Make();
+  RequestTerms terms;
+  terms.tenant = "one";
+  EXPECT_EQ(registry_->OpenRequest("a", "", terms)->budget_slice, 5);
+  clock_.AdvanceMs(-3'600'000);
+  registry_->Sweep();
+  EXPECT_EQ(registry_->OpenRequest("b", "", terms)->budget_slice, 0);
+  clock_.AdvanceMs(3'600'000);
+  registry_->Sweep();
+  EXPECT_EQ(registry_->OpenRequest("c", "", terms)->budget_slice, 0) << "the window is the same";
+}
+
+TEST_F(RequestRegistryTest, RefusesBadTenantsAndModelsAndTooMany) {
+  config_.tenant_limit = 1;
+  Make();
+  const auto reason = [this](const std::string& tenant, const std::string& model) {
+    RequestTerms terms;
+    terms.tenant = tenant;
+    terms.model = model;
+    return ReasonOf(registry_->OpenRequest(absl::StrCat("r-", tenant.size()), "", terms).status());
+  };
+  EXPECT_EQ(reason("<b>", ""), "TENANT_INVALID");
+  EXPECT_EQ(reason(std::string(65, 't'), ""), "TENANT_INVALID");
+  EXPECT_EQ(reason("", "a b"), "MODEL_INVALID");
+  EXPECT_EQ(reason("", std::string(129, 'm')), "MODEL_INVALID");
+  EXPECT_EQ(reason("a", "HuggingFaceTB/SmolLM2-135M"), "");
+  EXPECT_EQ(reason("bb", ""), "TENANT_LIMIT");
+}
+
 TEST_F(RequestRegistryTest, ListsTheRiskiestFirst) {
   OpenWithRead("low", 0.01f);
   OpenWithRead("high", 0.19f);

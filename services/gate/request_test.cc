@@ -12,44 +12,12 @@
 #include "gtest/gtest.h"
 #include "kernels/core/status.h"
 #include "services/gate/gate_fixture.h"
+#include "services/gate/request_fixture.h"
 
 namespace certkv::gate {
 namespace {
 
 using ::testing::HasSubstr;
-
-constexpr int64_t kStart = 1'700'000'000'000;
-
-class RequestTest : public ::testing::Test {
- protected:
-  // Opens once and returns the lease.
-  PolicyLease Open(const Policy& policy, RequestTerms terms = {}) {
-    policy_ = policy;
-    const Request::Limits limits{.heads_max = 100, .reporters_max = 1000};
-    request_ = std::make_unique<Request>("requests/r", "label", terms, policy_, limits, now_ms_);
-    const PolicyLease lease = *request_->Open(terms, policy_, now_ms_);
-    lease_ids_ = {{1, lease.lease_id}};
-    return lease;
-  }
-  absl::StatusOr<ReportAnswer> Report(std::vector<ReadCertificate> certificates,
-                                      int64_t reporter = 1) {
-    OwnedBatch batch{.reporter_id = reporter,
-                     .batch_number = ++batches_[reporter],
-                     .lease_id = lease_ids_[reporter],
-                     .certificates = std::move(certificates)};
-    return request_->Report(batch.batch(), policy_, now_ms_);
-  }
-  std::string LastEvent() const {
-    const auto events = request_->Risk(policy_).events;
-    return events.empty() ? "" : events.back().kind;
-  }
-
-  int64_t now_ms_ = kStart;
-  Policy policy_;
-  std::unique_ptr<Request> request_;
-  std::map<int64_t, int64_t> batches_;    // last batch number by reporter
-  std::map<int64_t, int64_t> lease_ids_;  // what each reporter names
-};
 
 TEST_F(RequestTest, FirstLeaseCarriesThePolicy) {
   const PolicyLease lease = Open(Policy());
@@ -143,77 +111,12 @@ TEST_F(RequestTest, NeverProlongsAnExpiredLease) {
   EXPECT_EQ(request_->Risk(policy_).budget_committed, 2) << "the unused slice stays spent";
 }
 
-TEST_F(RequestTest, GivesTheNextSliceWhenTheLastIsReportedUsed) {
-  const PolicyLease first = Open(CumulativePolicy(10, 0.1));
-  std::vector<ReadCertificate> reads(8, Certified(0.1f));
-  EXPECT_EQ(Report(reads)->lease->lease_id, first.lease_id);
-  const auto answer = Report({Certified(0.15f)});  // 0.95 of 1
-  EXPECT_NE(answer->lease->lease_id, first.lease_id);
-  EXPECT_EQ(answer->lease->budget_slice, 1);
-  EXPECT_EQ(request_->Risk(policy_).budget_committed, 2);
-}
-
-TEST_F(RequestTest, GivesTheNextSliceWhenAReadDidNotFitTheLast) {
-  const PolicyLease first = Open(CumulativePolicy(10, 0.02));  // slices of 0.2
-  // 0.15 leaves 0.05; a read of 0.1 is then exact although it was within tolerance.
-  const auto answer = Report({Certified(0.15f), Exact(0.1f)});
-  EXPECT_NE(answer->lease->lease_id, first.lease_id);
-  // An exact read that would have fitted was exact for another reason: no new slice.
-  const auto next = Report({Exact(0.1f)});
-  EXPECT_EQ(next->lease->lease_id, answer->lease->lease_id);
-  // One whose first read was out of tolerance neither.
-  const auto last = Report({Exact(0.9f)});
-  EXPECT_EQ(last->lease->lease_id, answer->lease->lease_id);
-}
-
-TEST_F(RequestTest, ForcesExactWhenTheBudgetIsUsedUp) {
-  Open(CumulativePolicy(1, 0.5));
-  ASSERT_EQ(Report(std::vector<ReadCertificate>(3, Certified(0.16f)))->action,
-            DirectiveAction::kContinue);
-  const auto answer = Report(std::vector<ReadCertificate>(3, Certified(0.16f)));
-  EXPECT_EQ(answer->action, DirectiveAction::kForceExact);
-  EXPECT_EQ(answer->lease->read_mode, ReadMode::kExact);
-  EXPECT_THAT(answer->explanation, HasSubstr("the budget of 1 is used up"));
-  EXPECT_EQ(LastEvent(), "BUDGET_EXHAUSTED");
-  // It stays so, and the lease does not change with every report.
-  const auto again = Report({Exact(0.1f)});
-  EXPECT_EQ(again->action, DirectiveAction::kForceExact);
-  EXPECT_EQ(again->lease->sequence, answer->lease->sequence);
-  EXPECT_EQ(request_->Risk(policy_).events.size(), 1u);
-}
-
-TEST_F(RequestTest, EveryOpenerGetsItsOwnSlice) {
-  const PolicyLease first = Open(CumulativePolicy(10, 0.1));
-  const auto second = request_->Open({}, policy_, now_ms_);
-  ASSERT_TRUE(second.ok());
-  EXPECT_NE(second->lease_id, first.lease_id);
-  EXPECT_EQ(second->budget_slice, 1);
-  EXPECT_EQ(request_->Risk(policy_).budget_committed, 2);
-  lease_ids_ = {{1, second->lease_id}, {2, first.lease_id}};
-  EXPECT_EQ(Report({}, 1)->lease->lease_id, second->lease_id);
-  EXPECT_EQ(Report({}, 2)->lease->lease_id, first.lease_id);
-  EXPECT_EQ(request_->Risk(policy_).budget_committed, 2);
-}
-
-TEST_F(RequestTest, AReporterThatNamesNoLeaseGetsOneOfItsOwn) {
-  const PolicyLease first = Open(CumulativePolicy(10, 0.1));
-  EXPECT_NE(Report({}, 7)->lease->lease_id, first.lease_id);
-  EXPECT_EQ(Report({}, 1)->lease->lease_id, first.lease_id) << "the opener's stays the opener's";
-}
-
-TEST_F(RequestTest, TwoReportersNeverShareASlice) {
-  const PolicyLease first = Open(CumulativePolicy(10, 0.1));
-  EXPECT_EQ(Report({}, 1)->lease->lease_id, first.lease_id);
-  lease_ids_[2] = first.lease_id;
-  EXPECT_NE(Report({}, 2)->lease->lease_id, first.lease_id);
-}
-
-TEST_F(RequestTest, GivesLeasesWithoutASliceWhenNothingIsLeft) {
-  Open(CumulativePolicy(1, 1));
-  const auto lease = request_->Open({}, policy_, now_ms_);
-  ASSERT_TRUE(lease.ok());
-  EXPECT_EQ(lease->budget_slice, 0) << "reads under it are exact";
-  EXPECT_EQ(lease->risk_mode, RiskMode::kCumulative);
+TEST_F(RequestTest, SaysHowItReads) {
+  Open(Policy(), {std::nullopt, ReadMode::kObserve, "tenant", "model"});
+  const RequestRisk risk = request_->Risk(policy_);
+  EXPECT_EQ(risk.read_mode, ReadMode::kObserve);
+  EXPECT_EQ(risk.tenant, "tenant");
+  EXPECT_EQ(risk.model, "model");
 }
 
 TEST_F(RequestTest, RefusesToOpenWithOtherTerms) {
@@ -302,14 +205,6 @@ TEST_F(RequestTest, APolicyOfExactReachesOpenRequests) {
   policy_.read_mode = ReadMode::kExact;
   policy_.version = 2;
   EXPECT_EQ(Report({})->lease->read_mode, ReadMode::kExact);
-}
-
-TEST_F(RequestTest, AnOverrunOfTheSlicesForcesExact) {
-  Open(CumulativePolicy(10, 0.01));  // slices of 0.1
-  const auto answer = Report({Certified(0.08f), Certified(0.08f)});
-  EXPECT_EQ(answer->action, DirectiveAction::kForceExact);
-  EXPECT_EQ(LastEvent(), "BUDGET_OVERRUN");
-  EXPECT_GE(request_->Risk(policy_).budget_committed, 2 * double{0.08f});
 }
 
 TEST_F(RequestTest, AClosedRequestCountsLateReportsAndReleases) {

@@ -5,6 +5,7 @@
 #include <tuple>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/bounds/rounding.h"
 
 namespace certkv::gate {
 namespace {
@@ -38,6 +39,8 @@ void RiskAccount::Record(const ReadCertificate& certificate, bool outside_tolera
   if (certificate.outcome == Outcome::kObserved) ++totals_.reads_observed;
   if (outside_tolerance) ++totals_.reads_outside_tolerance;
   AddSaturating(&totals_.repair_bytes, certificate.repair_bytes);
+  totals_.failure_probability_sum =
+      AddRoundedUp(totals_.failure_probability_sum, double{certificate.failure_probability});
 
   const auto place = std::make_pair(certificate.layer, certificate.query_head);
   if (static_cast<int64_t>(heads_.size()) < heads_max_ || heads_.contains(place)) {

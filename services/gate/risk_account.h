@@ -50,6 +50,7 @@ struct RiskTotals {
   int64_t reads_observed = 0;
   int64_t reads_outside_tolerance = 0;
   int64_t repair_bytes = 0;
+  double failure_probability_sum = 0;  // rounded up
 };
 
 class RiskAccount {

@@ -81,12 +81,15 @@ void ReportStream::CountBatch() {
   const auto count = [this]() -> absl::StatusOr<ReportAnswer> {
     CERTKV_ASSIGN_OR_RETURN(const std::vector<ReadCertificate> certificates,
                             CertificatesFromProto(request_));
-    return registry_->Report(request_.request(),
-                             {.reporter_id = request_.reporter_id(),
-                              .batch_number = request_.batch_number(),
-                              .lease_id = request_.lease_id(),
-                              .certificates = certificates,
-                              .failed_read_count = request_.failed_read_count()});
+    CERTKV_ASSIGN_OR_RETURN(const std::vector<ReturnedSlice> returned,
+                            ReturnedSlicesFromProto(request_));
+    return registry_->Report(request_.request(), {.reporter_id = request_.reporter_id(),
+                                                  .batch_number = request_.batch_number(),
+                                                  .lease_id = request_.lease_id(),
+                                                  .certificates = certificates,
+                                                  .failed_read_count = request_.failed_read_count(),
+                                                  .returned = returned,
+                                                  .is_last = request_.is_last()});
   };
   const absl::StatusOr<ReportAnswer> answer = count();
   if (answer.ok() && answer->outside_tolerance > 0) {

@@ -2,6 +2,8 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
+#include <cmath>
+
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "clients/cli/child_process.h"
@@ -29,11 +31,13 @@ class OutageTest : public SystemTest {
     auto attention = Attention::Open(*worker_, *sequence_, *request_);
     ASSERT_TRUE(attention.ok()) << attention.status();
     attention_ = *std::move(attention);
-    for (const ReadResult& result : Read()) ASSERT_FALSE(result.in_process);
+    first_results_ = Read();
+    for (const ReadResult& result : first_results_) ASSERT_FALSE(result.in_process);
   }
   std::vector<ReadResult> Read() { return ReadAndCheck(*attention_, *data_, 300, ++seed_); }
 
   uint32_t seed_ = 0;
+  std::vector<ReadResult> first_results_;  // of Open
   std::unique_ptr<TestSequence> data_;
   std::unique_ptr<client::Worker> worker_;
   std::unique_ptr<client::Sequence> sequence_;
@@ -142,6 +146,72 @@ TEST_P(OutageTest, NoReadIsEverUncertifiedWhileServicesAreKilledAtRandom) {
     answered += static_cast<int64_t>(Read().size());
   }
   EXPECT_GT(answered, 12);  // each was held against the truth by ReadAndCheck
+}
+
+// What was certified and used, in the units of budgets (2^-40), rounded up read by read.
+double CertifiedSum(const std::vector<ReadResult>& results) {
+  double sum = 0;
+  for (const ReadResult& result : results) {
+    for (const ReadCertificate& certificate : result.certificates) {
+      if (certificate.outcome == Outcome::kCertified) {
+        sum += std::ceil(double{certificate.worst_case_tv} * 0x1p40) * 0x1p-40;
+      }
+    }
+  }
+  return sum;
+}
+
+TEST_P(OutageTest, NoBudgetIsOverspentWhenCertifiersDieHoldingSlices) {
+  if (GetParam() == ClusterShape::kAllInOne) GTEST_SKIP() << "needs a certifier of its own";
+  // A request may spend what about thirty reads of both layers do, in slices of a few.
+  constexpr double kBudget = 4;
+  StartCluster(absl::StrCat("gate:\n  lease_duration: 10s\n  risk_mode: cumulative\n",
+                            "  budget_slice_share: 0.2\n  cumulative_budget: ", kBudget, "\n"));
+  Open("dies-with-a-slice");
+  double served = CertifiedSum(first_results_);
+  int64_t certified_after_a_death = 0;
+  for (int round = 0; round < 5; ++round) {
+    for (int i = 0; i < 3; ++i) served += CertifiedSum(Read());
+    cluster_->Kill(ClusterService::kCertifier);
+    served += CertifiedSum(Read());
+    ASSERT_TRUE(cluster_->Restart(ClusterService::kCertifier).ok());
+    for (int i = 0; i < 20; ++i) {
+      const double more = CertifiedSum(Read());
+      served += more;
+      certified_after_a_death += more > 0 ? 1 : 0;
+      if (more > 0) break;
+      absl::SleepFor(absl::Milliseconds(50));
+    }
+    ASSERT_LE(served, kBudget);
+  }
+  EXPECT_GT(served, 0);
+  EXPECT_GT(certified_after_a_death, 0) << "the rest of a dead certifier's slice is given anew";
+  const auto risk = request_->Close();
+  ASSERT_TRUE(risk.ok()) << risk.status();
+  EXPECT_EQ(risk->budget, kBudget);
+  EXPECT_LE(risk->budget_committed, kBudget);
+  EXPECT_GE(risk->budget_committed, served);
+  // All slices were returned: what is left committed is what was served, exact reads' arithmetic
+  // included.
+  EXPECT_LE(risk->budget_committed, served + 0.1);
+}
+
+TEST_P(OutageTest, ReadersThatShareARequestShareItsBudget) {
+  StartCluster(
+      "gate:\n  risk_mode: cumulative\n  budget_slice_share: 0.5\n"
+      "  cumulative_budget: 1\n");
+  Open("shared");
+  // A second holder, as another process of the same request would be.
+  const auto other_request = OpenRequest("shared");
+  auto other = Attention::Open(*worker_, *sequence_, *other_request);
+  ASSERT_TRUE(other.ok()) << other.status();
+  double served = CertifiedSum(first_results_);
+  for (int i = 0; i < 30; ++i) {
+    served += CertifiedSum(Read());
+    served += CertifiedSum(ReadAndCheck(**other, *data_, 300, 1000 + i));
+    ASSERT_LE(served, 1.0);
+  }
+  EXPECT_GT(served, 0.1);
 }
 
 TEST_P(OutageTest, AKilledWriterLeavesNoSessionAndNoHalfWrittenBlock) {
