@@ -80,6 +80,8 @@ ConfigSection GateConfigSection(GateConfig* config) {
                       "lease_duration");
   section.AddDuration("retention", &config->retention_ms, {.min = 0, .max = 604'800'000},
                       "how long the risk of a closed request stays readable");
+  section.AddInteger("retained_limit", &config->retained_limit, {.min = 0, .max = 1'000'000},
+                     "requests", "closed requests kept; beyond it the oldest are forgotten");
   section.AddInteger("watcher_limit", &config->watcher_limit, {.min = 1, .max = 65536}, "streams",
                      "WatchRequestRisk streams at a time");
   section.AddCheck([config] {

@@ -18,6 +18,7 @@ struct GateConfig {
   int32_t reporters_per_request_max = 64;    //
   int32_t tenant_limit = 1024;               //
   int64_t idle_timeout_ms = 10 * 60 * 1000;  // then a request is closed
+  int32_t retained_limit = 10'000;           // closed requests kept
   int64_t retention_ms = 10 * 60 * 1000;     // how long a closed request stays readable
   int32_t watcher_limit = 256;               // WatchRequestRisk streams
 };

@@ -114,6 +114,28 @@ absl::StatusOr<std::vector<ReturnedSlice>> ReturnedSlicesFromProto(const v1::Rep
   return slices;
 }
 
+absl::StatusOr<RiskQuery> RiskQueryFromProto(const v1::ListRequestRisksRequest& proto) {
+  static_assert(static_cast<int>(RiskOrder::kUpdateTime) == v1::RISK_ORDER_UPDATE_TIME);
+  if (!v1::RiskOrder_IsValid(proto.order())) {
+    return MakeError(absl::StatusCode::kInvalidArgument, "FILTER_INVALID",
+                     absl::StrCat("order is ", static_cast<int>(proto.order()),
+                                  ", must be a known order, or 0 for SCORE"));
+  }
+  RiskQuery query;
+  query.page_size = proto.page_size();
+  query.page_token = proto.page_token();
+  if (proto.order() != v1::RISK_ORDER_UNSPECIFIED) {
+    query.order = static_cast<RiskOrder>(proto.order());
+  }
+  query.filter = {.include_closed = proto.include_closed(),
+                  .tenant = proto.tenant(),
+                  .model = proto.model(),
+                  .label_part = proto.label_part(),
+                  .score_min = proto.risk_score_min(),
+                  .only_troubled = proto.only_troubled()};
+  return query;
+}
+
 void ReportAnswerToProto(const ReportAnswer& answer, v1::ReportResponse* proto) {
   proto->mutable_directive()->set_action(static_cast<v1::DirectiveAction>(answer.action));
   proto->mutable_directive()->set_explanation(answer.explanation);
@@ -165,6 +187,17 @@ void RequestRiskToProto(const RequestRisk& risk, v1::RequestRisk* proto) {
   proto->set_read_mode(ReadModeToProto(risk.read_mode));
   proto->set_tenant(risk.tenant);
   proto->set_model(risk.model);
+  for (const WorstRead& read : risk.worst_reads) {
+    v1::WorstRead* out = proto->add_worst_reads();
+    out->set_layer(read.layer);
+    out->set_query_head(read.query_head);
+    out->set_query_position(read.query_position);
+    out->set_first_worst_case_tv(read.first_worst_case_tv);
+    out->set_worst_case_tv(read.worst_case_tv);
+    out->set_output_error_bound(read.output_error_bound);
+    out->set_rung(RungToProto(read.rung));
+    out->set_outcome(static_cast<type::Outcome>(read.outcome));
+  }
   for (const RiskEvent& event : risk.events) {
     v1::RiskEvent* out = proto->add_events();
     out->set_time_ms(event.time_ms);

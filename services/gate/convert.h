@@ -8,6 +8,7 @@
 #include "certkv/gate/v1/gate.pb.h"
 #include "services/gate/policy.h"
 #include "services/gate/request.h"
+#include "services/gate/request_registry.h"
 
 namespace certkv::gate {
 
@@ -25,6 +26,9 @@ absl::StatusOr<std::vector<ReadCertificate>> CertificatesFromProto(const v1::Rep
 // Errors: InvalidArgument [REPORT_INVALID], too many, an amount out of range, or a lease named
 // twice.
 absl::StatusOr<std::vector<ReturnedSlice>> ReturnedSlicesFromProto(const v1::ReportRequest& proto);
+
+// Errors: InvalidArgument [FILTER_INVALID], an unknown order.
+absl::StatusOr<RiskQuery> RiskQueryFromProto(const v1::ListRequestRisksRequest& proto);
 
 void ReportAnswerToProto(const ReportAnswer& answer, v1::ReportResponse* proto);
 void DecisionToProto(const Decision& decision, v1::DecideResponse* proto);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/bounds/risk_budget.h"
 #include "kernels/core/limits.h"
@@ -361,13 +362,14 @@ void Request::Close(int64_t now_ms, absl::string_view event_kind, absl::string_v
   Touch(now_ms);
 }
 
-RequestRisk Request::Risk(const Policy& policy) const {
+RequestRisk Request::Risk(const Policy& policy, bool all_heads) const {
   RequestRisk risk;
   risk.request = name_;
   risk.label = label_;
   risk.closed = closed_;
   risk.totals = account_.totals();
-  risk.heads = account_.RiskiestHeads(kRiskiestHeads);
+  risk.heads = all_heads ? account_.AllHeads() : account_.RiskiestHeads(kRiskiestHeads);
+  risk.worst_reads = account_.WorstReads();
   risk.events.assign(account_.events().begin(), account_.events().end());
   risk.risk_mode = risk_mode_;
   risk.tolerances = EffectiveTolerances(policy, terms_);
@@ -387,8 +389,37 @@ RequestRisk Request::Risk(const Policy& policy) const {
   return risk;
 }
 
-RiskRank Request::Rank() const {
-  return {account_.totals().max_first_worst_case_tv, account_.totals().sums.tv_sum, name_};
+RiskRank Request::Rank(RiskOrder order) const {
+  const RiskTotals& totals = account_.totals();
+  const double score = totals.max_first_worst_case_tv;
+  switch (order) {
+    case RiskOrder::kScore:
+      return {score, totals.sums.tv_sum, name_};
+    case RiskOrder::kSum:
+      return {totals.sums.tv_sum, score, name_};
+    case RiskOrder::kRepairBytes:
+      return {static_cast<double>(totals.repair_bytes), score, name_};
+    case RiskOrder::kBudgetShare:
+      return {
+          budget_.has_value() && budget_->limit() > 0 ? budget_->committed() / budget_->limit() : 0,
+          score, name_};
+    case RiskOrder::kUpdateTime:
+      return {static_cast<double>(update_time_ms_), score, name_};
+  }
+  return {};
+}
+
+bool Request::Matches(const RiskFilter& filter) const {
+  const RiskTotals& totals = account_.totals();
+  if (closed_ && !filter.include_closed) return false;
+  if (!filter.tenant.empty() && filter.tenant != terms_.tenant) return false;
+  if (!filter.model.empty() && filter.model != terms_.model) return false;
+  if (!absl::StrContains(label_, filter.label_part)) return false;
+  if (filter.only_troubled && totals.reads_outside_tolerance == 0 &&
+      totals.failed_read_count == 0 && forced_reason_.empty()) {
+    return false;
+  }
+  return totals.max_first_worst_case_tv >= filter.score_min;
 }
 
 }  // namespace certkv::gate

@@ -35,6 +35,7 @@
 #include "services/gate/budget.h"
 #include "services/gate/policy.h"
 #include "services/gate/risk_account.h"
+#include "services/gate/risk_list.h"
 #include "services/gate/tenant_budget.h"
 
 namespace certkv::gate {
@@ -87,7 +88,8 @@ struct RequestRisk {
   std::string label;
   bool closed = false;
   RiskTotals totals;
-  std::vector<HeadRisk> heads;
+  std::vector<HeadRisk> heads;  // the riskiest kRiskiestHeads, or all in their order
+  std::vector<WorstRead> worst_reads;
   std::vector<RiskEvent> events;
   RiskMode risk_mode = RiskMode::kThreshold;
   Tolerances tolerances;
@@ -101,18 +103,6 @@ struct RequestRisk {
   bool forced_exact = false;
   int64_t open_time_ms = 0;
   int64_t update_time_ms = 0;
-};
-
-// The order of lists: the riskiest first.
-struct RiskRank {
-  float score = 0;  // largest worst_case_tv of a first read
-  double sum = 0;
-  std::string request;
-  friend bool operator<(const RiskRank& a, const RiskRank& b) {
-    if (a.score != b.score) return a.score > b.score;
-    if (a.sum != b.sum) return a.sum > b.sum;
-    return a.request < b.request;
-  }
 };
 
 // Was the read computed from originals alone, and is its bound float arithmetic?
@@ -149,8 +139,10 @@ class Request {
   // Idempotent. `event_kind` and message are recorded when not empty.
   void Close(int64_t now_ms, absl::string_view event_kind = "", absl::string_view message = "");
 
-  RequestRisk Risk(const Policy& policy) const;
-  RiskRank Rank() const;
+  // With all heads it may be large: heads_max of them.
+  RequestRisk Risk(const Policy& policy, bool all_heads = false) const;
+  RiskRank Rank(RiskOrder order) const;
+  bool Matches(const RiskFilter& filter) const;
 
   bool closed() const { return closed_; }
   int64_t last_use_ms() const { return last_use_ms_; }

@@ -1,42 +1,15 @@
 #include "services/gate/request_registry.h"
 
 #include <algorithm>
-#include <bit>
-#include <cmath>
 
-#include "absl/strings/ascii.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
-#include "absl/strings/str_split.h"
-#include "absl/strings/strip.h"
 #include "kernels/core/status.h"
 
 namespace certkv::gate {
 namespace {
 
-constexpr char kNamePrefix[] = "requests/";
-
 absl::Status Invalid(absl::string_view reason, absl::string_view message) {
   return MakeError(absl::StatusCode::kInvalidArgument, reason, message);
-}
-
-bool IsWord(absl::string_view text, absl::string_view further) {
-  return std::all_of(text.begin(), text.end(), [further](char c) {
-    return absl::ascii_isalnum(c) || c == '.' || c == '_' || c == '-' ||
-           further.find(c) != absl::string_view::npos;
-  });
-}
-
-bool IsValidId(absl::string_view id) {
-  return !id.empty() && id.size() <= kRequestIdBytesMax && IsWord(id, "");
-}
-
-absl::Status CheckName(absl::string_view request) {
-  if (absl::ConsumePrefix(&request, kNamePrefix) && IsValidId(request)) return absl::OkStatus();
-  return Invalid("REQUEST_NAME_INVALID",
-                 "a request's name is requests/ and 1 to 128 bytes of [a-zA-Z0-9._-]; use the "
-                 "name in its policy lease");
 }
 
 absl::Status NotFound(absl::string_view request) {
@@ -44,27 +17,6 @@ absl::Status NotFound(absl::string_view request) {
                    absl::StrCat(request,
                                 " is not known here: it was never opened, was closed "
                                 "long ago, or gate was restarted; open it"));
-}
-
-// A page token is the rank of the last request told, bits in hexadecimal.
-std::string EncodeToken(const RiskRank& rank) {
-  return absl::StrFormat("%08x.%016x.%s", std::bit_cast<uint32_t>(rank.score),
-                         std::bit_cast<uint64_t>(rank.sum), rank.request);
-}
-
-absl::StatusOr<RiskRank> DecodeToken(absl::string_view token) {
-  const std::vector<std::string> parts = absl::StrSplit(token, absl::MaxSplits('.', 2));
-  uint32_t score = 0;
-  uint64_t sum = 0;
-  if (parts.size() == 3 && parts[0].size() == 8 && parts[1].size() == 16 &&
-      absl::SimpleHexAtoi(parts[0], &score) && absl::SimpleHexAtoi(parts[1], &sum) &&
-      CheckName(parts[2]).ok()) {
-    const RiskRank rank{std::bit_cast<float>(score), std::bit_cast<double>(sum), parts[2]};
-    // A NaN has no place in the order.
-    if (rank.score >= 0 && rank.sum >= 0) return rank;
-  }
-  return Invalid("PAGE_TOKEN_INVALID",
-                 "page_token is not one that ListRequestRisks gave; start without one");
 }
 
 }  // namespace
@@ -77,7 +29,7 @@ RequestRegistry::RequestRegistry(const GateConfig& config, const Clock* clock)
 
 absl::StatusOr<std::shared_ptr<RequestRegistry::Entry>> RequestRegistry::Find(
     absl::string_view request) const {
-  CERTKV_RETURN_IF_ERROR(CheckName(request));
+  CERTKV_RETURN_IF_ERROR(CheckRequestName(request));
   absl::ReaderMutexLock lock(&mutex_);
   const auto found = entries_.find(request);
   if (found == entries_.end()) return NotFound(request);
@@ -119,7 +71,7 @@ void RequestRegistry::RollTenantWindow(int64_t now_ms) {
 absl::StatusOr<PolicyLease> RequestRegistry::OpenRequest(absl::string_view request_id,
                                                          absl::string_view label,
                                                          const RequestTerms& terms) {
-  if (!IsValidId(request_id)) {
+  if (!IsRequestId(request_id)) {
     return Invalid("REQUEST_ID_INVALID",
                    absl::StrCat("request_id has ", request_id.size(), " bytes, must be 1 to ",
                                 kRequestIdBytesMax, " of [a-zA-Z0-9._-]"));
@@ -138,7 +90,7 @@ absl::StatusOr<PolicyLease> RequestRegistry::OpenRequest(absl::string_view reque
                    absl::StrCat("model has ", terms.model.size(), " bytes, must be at most ",
                                 kModelBytesMax, " of [a-zA-Z0-9._/-]"));
   }
-  const std::string name = absl::StrCat(kNamePrefix, request_id);
+  const std::string name = absl::StrCat(kRequestNamePrefix, request_id);
   const int64_t now_ms = clock_->NowMs();
   absl::MutexLock lock(&mutex_);
   CERTKV_RETURN_IF_ERROR(CheckTerms(policy_, terms));
@@ -191,11 +143,12 @@ absl::StatusOr<RequestRisk> RequestRegistry::CloseRequest(absl::string_view requ
   return entry->request.Risk(policy_);
 }
 
-absl::StatusOr<RequestRisk> RequestRegistry::GetRisk(absl::string_view request) const {
+absl::StatusOr<RequestRisk> RequestRegistry::GetRisk(absl::string_view request,
+                                                     bool all_heads) const {
   CERTKV_ASSIGN_OR_RETURN(const std::shared_ptr<Entry> entry, Find(request));
   const Policy policy = this->policy();
   absl::MutexLock lock(&entry->mutex);
-  return entry->request.Risk(policy);
+  return entry->request.Risk(policy, all_heads);
 }
 
 absl::StatusOr<std::optional<RequestRisk>> RequestRegistry::GetRiskIfChanged(
@@ -208,17 +161,21 @@ absl::StatusOr<std::optional<RequestRisk>> RequestRegistry::GetRiskIfChanged(
   return std::optional<RequestRisk>(entry->request.Risk(policy));
 }
 
-absl::StatusOr<RiskPage> RequestRegistry::ListRisks(int32_t page_size, absl::string_view page_token,
-                                                    bool include_closed) const {
-  if (page_size < 0 || page_size > kPageSizeMax) {
+absl::StatusOr<RiskPage> RequestRegistry::ListRisks(const RiskQuery& query) const {
+  if (query.page_size < 0 || query.page_size > kPageSizeMax) {
     return Invalid("PAGE_SIZE_INVALID",
-                   absl::StrCat("page_size is ", page_size, ", must be in [1, ", kPageSizeMax,
+                   absl::StrCat("page_size is ", query.page_size, ", must be in [1, ", kPageSizeMax,
                                 "], or 0 for ", kPageSizeDefault));
   }
-  const size_t count = static_cast<size_t>(page_size == 0 ? kPageSizeDefault : page_size);
+  if (!(query.filter.score_min >= 0 && query.filter.score_min <= 1)) {
+    return Invalid("FILTER_INVALID", absl::StrCat("risk_score_min is ", query.filter.score_min,
+                                                  ", must be in [0, 1]"));
+  }
+  const size_t count =
+      static_cast<size_t>(query.page_size == 0 ? kPageSizeDefault : query.page_size);
   std::optional<RiskRank> after;
-  if (!page_token.empty()) {
-    CERTKV_ASSIGN_OR_RETURN(after, DecodeToken(page_token));
+  if (!query.page_token.empty()) {
+    CERTKV_ASSIGN_OR_RETURN(after, DecodePageToken(query.order, query.page_token));
   }
   std::vector<std::shared_ptr<Entry>> entries;
   Policy policy;
@@ -231,8 +188,8 @@ absl::StatusOr<RiskPage> RequestRegistry::ListRisks(int32_t page_size, absl::str
   std::vector<std::pair<RiskRank, const Entry*>> ranked;
   for (const auto& entry : entries) {
     absl::MutexLock lock(&entry->mutex);
-    if (entry->request.closed() && !include_closed) continue;
-    RiskRank rank = entry->request.Rank();
+    if (!entry->request.Matches(query.filter)) continue;
+    RiskRank rank = entry->request.Rank(query.order);
     if (!after.has_value() || *after < rank) ranked.emplace_back(std::move(rank), entry.get());
   }
   const size_t told = std::min(count, ranked.size());
@@ -243,7 +200,10 @@ absl::StatusOr<RiskPage> RequestRegistry::ListRisks(int32_t page_size, absl::str
     absl::MutexLock lock(&ranked[i].second->mutex);
     page.risks.push_back(ranked[i].second->request.Risk(policy));
   }
-  if (told < ranked.size()) page.next_page_token = EncodeToken(ranked[told - 1].first);
+  page.request_count = static_cast<int64_t>(ranked.size());
+  if (told < ranked.size()) {
+    page.next_page_token = EncodePageToken(query.order, ranked[told - 1].first);
+  }
   return page;
 }
 
@@ -283,7 +243,8 @@ int32_t RequestRegistry::Sweep() {
     retired_.push_back({name, now_ms});
     ++idle_count;
   }
-  while (!retired_.empty() && now_ms - retired_.front().close_time_ms >= config_.retention_ms) {
+  while (!retired_.empty() && (now_ms - retired_.front().close_time_ms >= config_.retention_ms ||
+                               static_cast<int64_t>(retired_.size()) > config_.retained_limit)) {
     entries_.erase(retired_.front().name);
     retired_.pop_front();
   }

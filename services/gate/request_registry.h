@@ -5,7 +5,8 @@
 //
 // Invariants:
 //   1. at most `request_limit` requests are kept; an open one is never dropped for another;
-//   2. a closed request is kept for the retention time unless its place is needed;
+//   2. a closed request is kept for the retention time unless its place is needed, or more than
+//      `retained_limit` are closed: the oldest go first, with the next sweep;
 //   3. policy versions rise.
 //
 // Threads: all methods are safe. Lock order: the registry's lock, an entry's, a tenant's. Nothing
@@ -34,16 +35,23 @@
 
 namespace certkv::gate {
 
-inline constexpr int32_t kRequestIdBytesMax = 128;
 inline constexpr int32_t kLabelBytesMax = 256;
 inline constexpr int32_t kTenantBytesMax = 64;
 inline constexpr int32_t kModelBytesMax = 128;
 inline constexpr int32_t kPageSizeMax = 1000;
 inline constexpr int32_t kPageSizeDefault = 50;
 
+struct RiskQuery {
+  int32_t page_size = 0;        // [1, kPageSizeMax]; 0 = kPageSizeDefault
+  std::string page_token = {};  // "" = from the start
+  RiskOrder order = RiskOrder::kScore;
+  RiskFilter filter = {};
+};
+
 struct RiskPage {
-  std::vector<RequestRisk> risks;  // the riskiest first
+  std::vector<RequestRisk> risks;  // in the order asked for
   std::string next_page_token;     // "" on the last page
+  int64_t request_count = 0;       // that match, on this page and after it
 };
 
 class RequestRegistry {
@@ -66,16 +74,15 @@ class RequestRegistry {
   // never opened, forgotten after its retention, or gate was restarted.
   absl::StatusOr<Decision> Decide(absl::string_view request, const ReadCertificate& certificate);
   absl::StatusOr<RequestRisk> CloseRequest(absl::string_view request);
-  absl::StatusOr<RequestRisk> GetRisk(absl::string_view request) const;
+  absl::StatusOr<RequestRisk> GetRisk(absl::string_view request, bool all_heads = false) const;
   // The risk when it has changed since `*change_count` (0 = tell anyhow), which is moved on.
   absl::StatusOr<std::optional<RequestRisk>> GetRiskIfChanged(absl::string_view request,
                                                               int64_t* change_count) const;
 
-  // A page of requests, the riskiest first, after the place that `page_token` names. Risks move
-  // while one pages: a request that passes the token's place is told twice or not.
-  // Errors: InvalidArgument [PAGE_SIZE_INVALID | PAGE_TOKEN_INVALID].
-  absl::StatusOr<RiskPage> ListRisks(int32_t page_size, absl::string_view page_token,
-                                     bool include_closed) const;
+  // A page of requests after the place that `page_token` names. Risks move while one pages: a
+  // request that passes the token's place is told twice or not.
+  // Errors: InvalidArgument [PAGE_SIZE_INVALID | PAGE_TOKEN_INVALID | FILTER_INVALID].
+  absl::StatusOr<RiskPage> ListRisks(const RiskQuery& query) const;
 
   Policy policy() const;
   // `policy.version` is the version it replaces, or 0 for whatever is there.

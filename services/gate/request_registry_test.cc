@@ -1,5 +1,6 @@
 #include "services/gate/request_registry.h"
 
+#include <cmath>
 #include <set>
 #include <string>
 #include <thread>
@@ -169,7 +170,7 @@ TEST_F(RequestRegistryTest, ListsTheRiskiestFirst) {
   OpenWithRead("high", 0.19f);
   OpenWithRead("middle", 0.1f);
   ASSERT_TRUE(registry_->OpenRequest("none", "", {}).ok());
-  const auto page = registry_->ListRisks(0, "", false);
+  const auto page = registry_->ListRisks({});
   EXPECT_EQ(Names(*page), (std::vector<std::string>{"requests/high", "requests/middle",
                                                     "requests/low", "requests/none"}));
   EXPECT_EQ(page->next_page_token, "");
@@ -179,8 +180,8 @@ TEST_F(RequestRegistryTest, ListsClosedRequestsOnlyWhenAsked) {
   OpenWithRead("a", 0.1f);
   OpenWithRead("b", 0.05f);
   ASSERT_TRUE(registry_->CloseRequest("requests/a").ok());
-  EXPECT_EQ(Names(*registry_->ListRisks(0, "", false)), std::vector<std::string>{"requests/b"});
-  EXPECT_EQ(registry_->ListRisks(0, "", true)->risks.size(), 2u);
+  EXPECT_EQ(Names(*registry_->ListRisks({})), std::vector<std::string>{"requests/b"});
+  EXPECT_EQ(registry_->ListRisks({.filter = {.include_closed = true}})->risks.size(), 2u);
 }
 
 TEST_F(RequestRegistryTest, PagesTellEachRequestOnce) {
@@ -194,7 +195,7 @@ TEST_F(RequestRegistryTest, PagesTellEachRequestOnce) {
   std::string token;
   int pages = 0;
   do {
-    const auto page = registry_->ListRisks(5, token, false);
+    const auto page = registry_->ListRisks({.page_size = 5, .page_token = token});
     ASSERT_TRUE(page.ok()) << page.status();
     for (const std::string& name : Names(*page)) EXPECT_TRUE(seen.insert(name).second) << name;
     token = page->next_page_token;
@@ -204,14 +205,82 @@ TEST_F(RequestRegistryTest, PagesTellEachRequestOnce) {
 }
 
 TEST_F(RequestRegistryTest, RefusesBadPages) {
-  EXPECT_EQ(ReasonOf(registry_->ListRisks(-1, "", false).status()), "PAGE_SIZE_INVALID");
-  EXPECT_EQ(ReasonOf(registry_->ListRisks(1001, "", false).status()), "PAGE_SIZE_INVALID");
-  for (const char* token :
-       {"x", "..", "3f800000.3ff0000000000000.nobody", "7fc00000.3ff0000000000000.requests/a",
-        "3f800000.7ff8000000000000.requests/a", "zzzzzzzz.3ff0000000000000.requests/a"}) {
-    EXPECT_EQ(ReasonOf(registry_->ListRisks(5, token, false).status()), "PAGE_TOKEN_INVALID")
+  EXPECT_EQ(ReasonOf(registry_->ListRisks({.page_size = -1}).status()), "PAGE_SIZE_INVALID");
+  EXPECT_EQ(ReasonOf(registry_->ListRisks({.page_size = 1001}).status()), "PAGE_SIZE_INVALID");
+  for (const char* token : {"x", "...", "1.3ff0000000000000.3ff0000000000000.nobody",
+                            "1.7ff8000000000000.3ff0000000000000.requests/a",
+                            "1.3ff0000000000000.7ff8000000000000.requests/a",
+                            "1.zzzzzzzzzzzzzzzz.3ff0000000000000.requests/a",
+                            "2.3ff0000000000000.3ff0000000000000.requests/a"}) {
+    EXPECT_EQ(ReasonOf(registry_->ListRisks({.page_size = 5, .page_token = token}).status()),
+              "PAGE_TOKEN_INVALID")
         << token;
   }
+}
+
+TEST_F(RequestRegistryTest, ListsByWhatIsAskedFor) {
+  OpenWithRead("one-large", 0.19f);
+  OpenWithRead("many-small", 0.1f);
+  const OwnedBatch more{.batch_number = 2,
+                        .certificates = std::vector<ReadCertificate>(20, Certified(0.1f))};
+  ASSERT_TRUE(registry_->Report("requests/many-small", more.batch()).ok());
+  clock_.AdvanceMs(5);
+  ReadCertificate repaired = Certified(0.01f);
+  repaired.rung = Rung::kKeys;
+  repaired.repair_bytes = 4096;
+  ASSERT_TRUE(registry_->OpenRequest("repaired", "", {}).ok());
+  const OwnedBatch batch{.certificates = {repaired}};
+  ASSERT_TRUE(registry_->Report("requests/repaired", batch.batch()).ok());
+  const auto first = [this](RiskOrder order) {
+    return Names(*registry_->ListRisks({.page_size = 1, .order = order}))[0];
+  };
+  EXPECT_EQ(first(RiskOrder::kScore), "requests/one-large");
+  EXPECT_EQ(first(RiskOrder::kSum), "requests/many-small");
+  EXPECT_EQ(first(RiskOrder::kRepairBytes), "requests/repaired");
+  EXPECT_EQ(first(RiskOrder::kUpdateTime), "requests/repaired");
+  EXPECT_EQ(registry_->ListRisks({.page_size = 1})->request_count, 3);
+}
+
+TEST_F(RequestRegistryTest, ListsWhatIsFilteredFor) {
+  const auto open = [this](const char* id, const char* label, const char* tenant, const char* model,
+                           float tv) {
+    RequestTerms terms;
+    terms.tenant = tenant;
+    terms.model = model;
+    ASSERT_TRUE(registry_->OpenRequest(id, label, terms).ok());
+    const OwnedBatch batch{.certificates = {Certified(tv)}};
+    ASSERT_TRUE(registry_->Report(absl::StrCat("requests/", id), batch.batch()).ok());
+  };
+  open("a", "long prompt", "red", "small", 0.1f);
+  open("b", "short", "red", "large", 0.02f);
+  open("c", "long answer", "blue", "small", 0.9f);  // outside tolerance
+  const auto names = [this](RiskFilter filter) {
+    return Names(*registry_->ListRisks({.filter = std::move(filter)}));
+  };
+  using List = std::vector<std::string>;
+  EXPECT_EQ(names({.tenant = "red"}), (List{"requests/a", "requests/b"}));
+  EXPECT_EQ(names({.model = "small"}), (List{"requests/c", "requests/a"}));
+  EXPECT_EQ(names({.label_part = "long"}), (List{"requests/c", "requests/a"}));
+  EXPECT_EQ(names({.score_min = 0.05f}), (List{"requests/c", "requests/a"}));
+  EXPECT_EQ(names({.only_troubled = true}), List{"requests/c"});
+  EXPECT_EQ(names({.tenant = "red", .model = "small"}), List{"requests/a"});
+  EXPECT_TRUE(names({.tenant = "nobody"}).empty());
+  EXPECT_EQ(ReasonOf(registry_->ListRisks({.filter = {.score_min = 2}}).status()),
+            "FILTER_INVALID");
+  EXPECT_EQ(ReasonOf(registry_->ListRisks({.filter = {.score_min = std::nanf("")}}).status()),
+            "FILTER_INVALID");
+}
+
+TEST_F(RequestRegistryTest, ForgetsTheOldestClosedRequestsBeyondTheLimit) {
+  config_.retained_limit = 2;
+  Make();
+  for (const char* id : {"a", "b", "c"}) {
+    OpenWithRead(id, 0.1f);
+    ASSERT_TRUE(registry_->CloseRequest(absl::StrCat("requests/", id)).ok());
+  }
+  registry_->Sweep();
+  EXPECT_EQ(ReasonOf(registry_->GetRisk("requests/a").status()), "REQUEST_NOT_FOUND");
+  EXPECT_TRUE(registry_->GetRisk("requests/b").ok());
 }
 
 TEST_F(RequestRegistryTest, TellsOnlyChanges) {
@@ -253,7 +322,8 @@ TEST_F(RequestRegistryTest, CountsExactlyFromManyThreads) {
                                .certificates = {Certified(0.125f, 0, t), Certified(0.125f, 1, t)}};
         EXPECT_TRUE(registry_->Report("requests/a", batch.batch()).ok());
         EXPECT_TRUE(registry_->Report("requests/a", batch.batch()).ok());  // a repetition
-        EXPECT_TRUE(registry_->ListRisks(i % 50, "", true).ok());
+        EXPECT_TRUE(
+            registry_->ListRisks({.page_size = i % 50, .filter = {.include_closed = true}}).ok());
         registry_->Sweep();
       }
     });

@@ -12,7 +12,7 @@
 #include "gtest/gtest.h"
 #include "kernels/core/status.h"
 #include "services/gate/gate_fixture.h"
-#include "services/gate/request_fixture.h"
+#include "tests/support/gate_request_fixture.h"
 
 namespace certkv::gate {
 namespace {

@@ -73,6 +73,45 @@ TEST(RiskAccountTest, KeepsHeadsBeyondTheLimitInTheTotals) {
   EXPECT_EQ(account.events()[0].time_ms, 7);
 }
 
+TEST(RiskAccountTest, TellsAllHeadsThatHaveReadsInTheirOrder) {
+  RiskAccount account(100);
+  account.Record(Certified(0.1f, 1, 2), false, 0);
+  account.Record(Certified(0.3f, 0, 5), false, 0);
+  account.Record(Certified(0.2f, 1, 0), false, 0);
+  const auto heads = account.AllHeads();
+  ASSERT_EQ(heads.size(), 3u);
+  EXPECT_EQ(heads[0].query_head, 5);
+  EXPECT_EQ(heads[1].query_head, 0);
+  EXPECT_EQ(heads[2].query_head, 2);
+  EXPECT_EQ(heads[2].layer, 1);
+  EXPECT_EQ(heads[2].sums.read_count, 1);
+  EXPECT_GE(heads[2].sums.tv_sum, double{0.1f});
+}
+
+TEST(RiskAccountTest, KeepsTheWorstReadsWithTheirPlace) {
+  RiskAccount account(1000);
+  for (int i = 0; i < 100; ++i) {
+    ReadCertificate read = Certified(0.001f * static_cast<float>((i * 37) % 100), i, 3);
+    read.query_position = 1000 + i;
+    account.Record(read, false, 0);
+  }
+  const auto worst = account.WorstReads();
+  ASSERT_EQ(worst.size(), static_cast<size_t>(kWorstReadsMax));
+  for (size_t i = 0; i < worst.size(); ++i) {
+    EXPECT_FLOAT_EQ(worst[i].first_worst_case_tv, 0.001f * static_cast<float>(99 - i));
+    EXPECT_EQ(worst[i].query_position, 1000 + worst[i].layer);
+  }
+}
+
+TEST(RiskAccountTest, ALoneLargeHeadDoesNotTakeMoreThanTheLimit) {
+  RiskAccount account(100);
+  account.Record(Certified(0.1f, 0, 8191), false, 0);
+  EXPECT_TRUE(account.AllHeads().empty());
+  EXPECT_EQ(account.events()[0].kind, "HEAD_LIMIT");
+  account.Record(Certified(0.1f, 1023, 99), false, 0);
+  EXPECT_EQ(account.AllHeads().size(), 1u);
+}
+
 TEST(RiskAccountTest, KeepsTheLatestEvents) {
   RiskAccount account(2);
   for (int64_t i = 0; i < 40; ++i) account.AddEvent(i, "KIND", "m");

@@ -111,7 +111,8 @@ class GateServer::Core final : public v1::Gate::CallbackService,
                                      const v1::GetRequestRiskRequest* request,
                                      v1::RequestRisk* response) override {
     return Unary(context, [&]() -> absl::Status {
-      CERTKV_ASSIGN_OR_RETURN(const gate::RequestRisk risk, registry_.GetRisk(request->request()));
+      CERTKV_ASSIGN_OR_RETURN(const gate::RequestRisk risk,
+                              registry_.GetRisk(request->request(), request->all_heads()));
       gate::RequestRiskToProto(risk, response);
       return absl::OkStatus();
     });
@@ -121,13 +122,13 @@ class GateServer::Core final : public v1::Gate::CallbackService,
                                        const v1::ListRequestRisksRequest* request,
                                        v1::ListRequestRisksResponse* response) override {
     return Unary(context, [&]() -> absl::Status {
-      CERTKV_ASSIGN_OR_RETURN(const gate::RiskPage page,
-                              registry_.ListRisks(request->page_size(), request->page_token(),
-                                                  request->include_closed()));
+      CERTKV_ASSIGN_OR_RETURN(const gate::RiskQuery query, gate::RiskQueryFromProto(*request));
+      CERTKV_ASSIGN_OR_RETURN(const gate::RiskPage page, registry_.ListRisks(query));
       for (const gate::RequestRisk& risk : page.risks) {
         gate::RequestRiskToProto(risk, response->add_risks());
       }
       response->set_next_page_token(page.next_page_token);
+      response->set_request_count(page.request_count);
       return absl::OkStatus();
     });
   }

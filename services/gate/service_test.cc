@@ -22,8 +22,8 @@
 #include "services/common/convert.h"
 #include "services/common/errors.h"
 #include "services/gate/gate_fixture.h"
-#include "services/gate/service_fixture.h"
 #include "tests/support/fake_clock.h"
+#include "tests/support/gate_service_fixture.h"
 
 namespace certkv {
 namespace {

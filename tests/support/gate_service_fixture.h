@@ -1,6 +1,6 @@
 // The Gate service over an in-process channel, for its tests.
-#ifndef CERTKV_SERVICES_GATE_SERVICE_FIXTURE_H_
-#define CERTKV_SERVICES_GATE_SERVICE_FIXTURE_H_
+#ifndef CERTKV_TESTS_SUPPORT_GATE_SERVICE_FIXTURE_H_
+#define CERTKV_TESTS_SUPPORT_GATE_SERVICE_FIXTURE_H_
 
 #include <grpcpp/grpcpp.h>
 
@@ -119,4 +119,4 @@ class GateServiceTest : public ::testing::Test {
 
 }  // namespace certkv
 
-#endif  // CERTKV_SERVICES_GATE_SERVICE_FIXTURE_H_
+#endif  // CERTKV_TESTS_SUPPORT_GATE_SERVICE_FIXTURE_H_

@@ -1,6 +1,6 @@
 // One request under a policy, for the tests of Request.
-#ifndef CERTKV_SERVICES_GATE_REQUEST_FIXTURE_H_
-#define CERTKV_SERVICES_GATE_REQUEST_FIXTURE_H_
+#ifndef CERTKV_TESTS_SUPPORT_GATE_REQUEST_FIXTURE_H_
+#define CERTKV_TESTS_SUPPORT_GATE_REQUEST_FIXTURE_H_
 
 #include <map>
 #include <memory>
@@ -49,4 +49,4 @@ class RequestTest : public ::testing::Test {
 
 }  // namespace certkv::gate
 
-#endif  // CERTKV_SERVICES_GATE_REQUEST_FIXTURE_H_
+#endif  // CERTKV_TESTS_SUPPORT_GATE_REQUEST_FIXTURE_H_
