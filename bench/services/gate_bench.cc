@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
@@ -24,6 +25,7 @@
 #include "kernels/core/check.h"
 #include "services/common/clock.h"
 #include "services/common/convert.h"
+#include "services/common/log.h"
 #include "services/common/server_runner.h"
 #include "services/gate/request_registry.h"
 #include "services/gate/service.h"
@@ -158,25 +160,24 @@ class ServiceBench {
       : directory_(std::filesystem::temp_directory_path() /
                    absl::StrCat("certkv-bench-gate-", getpid())) {
     std::filesystem::create_directory(directory_);
-    ServerOptions options;
-    options.unix_socket = directory_ / "gate.sock";
-    runner_ = std::make_unique<ServerRunner>(options);
-    auto gate = GateServer::Create(BenchConfig(request_count), RealClock(), &runner_->io_context());
+    ServerConfig server;
+    server.unix_socket = (directory_ / "gate.sock").string();
+    server.log_level = LogLevel::kError;
+    SetLeastLogLevel(server.log_level);
+    runner_ = std::make_unique<ServerRunner>("certkv-bench-gate", server);
+    auto gate = GateServer::Create(BenchConfig(request_count), RealClock(), runner_->io_context());
     CERTKV_CHECK(gate.ok(), "gate starts");
     gate_ = *std::move(gate);
-    for (grpc::Service* service : gate_->grpc_services()) {
-      runner_->AddService("certkv.gate.v1.Gate", service);
-    }
-    runner_->OnDrain([this] { gate_->Drain(); });
-    CERTKV_CHECK(runner_->Start().ok(), "the server starts");
-    channel_ = grpc::CreateChannel(absl::StrCat("unix:", options.unix_socket),
-                                   grpc::InsecureChannelCredentials());
+    const absl::Status started = runner_->Start(
+        {{"certkv.gate.v1.Gate", gate_->grpc_services(), [this] { gate_->Drain(); }}});
+    CERTKV_CHECK(started.ok(), "the server starts");
+    channel_ = grpc::CreateChannel(runner_->targets()[0], grpc::InsecureChannelCredentials());
     stub_ = v1::Gate::NewStub(channel_);
   }
   ~ServiceBench() {
     stub_.reset();
     channel_.reset();
-    runner_->Shutdown();
+    runner_->Stop();
     gate_.reset();
     std::filesystem::remove_all(directory_);
   }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "clients/cpp/options.h"
 
 namespace certkv::cli {
@@ -57,6 +58,28 @@ struct RiskOptions {
 };
 int RunRisk(const GlobalOptions& global, const RiskOptions& options);
 
+struct TopOptions {
+  int32_t limit = 30;
+  int32_t count = 0;  // screens; 0 = until it is interrupted
+  int64_t interval_ms = 1000;
+};
+int RunTop(const GlobalOptions& global, const TopOptions& options);
+
+struct EventsOptions {
+  int32_t limit = 100;
+};
+int RunEvents(const GlobalOptions& global, const EventsOptions& options);
+
+enum class PolicyAction : uint8_t { kShow, kTry, kSet };
+struct PolicyOptions {
+  PolicyAction action = PolicyAction::kShow;
+  std::string path;  // JSON of certkv.gate.v1.Policy; "" = the policy in force with these changes:
+  float tv_tolerance = -1;
+  float value_tolerance = -1;
+  float output_tolerance = -1;
+};
+int RunPolicy(const GlobalOptions& global, const PolicyOptions& options);
+
 int RunTraceInfo(const GlobalOptions& global, const std::string& path);
 
 struct DemoOptions {
@@ -65,6 +88,10 @@ struct DemoOptions {
   bool use_running = false;  // the servers of GlobalOptions instead of an own certkvd
 };
 int RunDemoCommand(const GlobalOptions& global, const DemoOptions& options);
+
+// The text of a file of at most 1 MiB. Errors: NotFound [FILE_NOT_FOUND]; InvalidArgument
+// [FILE_UNREADABLE].
+absl::StatusOr<std::string> ReadTextFile(const std::string& path);
 
 // Prints `error: ...` and gives the exit code.
 int Fail(const absl::Status& status);

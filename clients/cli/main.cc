@@ -27,6 +27,9 @@ struct Parsed {
   AttendOptions attend;
   ListOptions list;
   RiskOptions risk;
+  TopOptions top;
+  EventsOptions events;
+  PolicyOptions policy;
   DemoOptions demo;
   std::string trace_info_path;
   int exit_code = kExitOk;
@@ -95,6 +98,53 @@ void AddInspection(CLI::App& app, Parsed& parsed) {
       [&parsed] { parsed.exit_code = RunTraceInfo(parsed.global, parsed.trace_info_path); });
 }
 
+void AddPolicyChanges(CLI::App& command, PolicyOptions& options) {
+  command.add_option("--file", options.path,
+                     "The whole policy as JSON; without it the policy in force with these changes");
+  command.add_option("--tv-tolerance", options.tv_tolerance, "In [0, 1]")
+      ->check(CLI::Range(0.0, 1.0));
+  command.add_option("--value-tolerance", options.value_tolerance, "At least 0")
+      ->check(CLI::NonNegativeNumber);
+  command
+      .add_option("--output-tolerance", options.output_tolerance, "At least 0; 0 means no limit")
+      ->check(CLI::NonNegativeNumber);
+}
+
+void AddOperation(CLI::App& app, Parsed& parsed) {
+  CLI::App* top = app.add_subcommand("top", "The riskiest open requests, live");
+  top->add_option("--limit", parsed.top.limit, "At most so many")
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
+  top->add_option("--count", parsed.top.count, "Screens; 0 means until it is interrupted")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  top->add_option("--interval-ms", parsed.top.interval_ms, "Between screens")
+      ->check(CLI::Range(100, 3600000))
+      ->capture_default_str();
+  top->callback([&parsed] { parsed.exit_code = RunTop(parsed.global, parsed.top); });
+
+  CLI::App* events = app.add_subcommand("events", "What happened to requests, the latest first");
+  events->add_option("--limit", parsed.events.limit, "At most so many")
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
+  events->callback([&parsed] { parsed.exit_code = RunEvents(parsed.global, parsed.events); });
+
+  CLI::App* policy = app.add_subcommand("policy", "What gate asks of reads");
+  policy->require_subcommand(1);
+  const auto add = [&parsed, policy](const char* name, const char* text, PolicyAction action) {
+    CLI::App* command = policy->add_subcommand(name, text);
+    command->callback([&parsed, action] {
+      parsed.policy.action = action;
+      parsed.exit_code = RunPolicy(parsed.global, parsed.policy);
+    });
+    return command;
+  };
+  add("show", "The policy in force, and who changed it", PolicyAction::kShow);
+  AddPolicyChanges(*add("try", "Replay the last reads under another policy", PolicyAction::kTry),
+                   parsed.policy);
+  AddPolicyChanges(*add("set", "Put another policy in force", PolicyAction::kSet), parsed.policy);
+}
+
 void AddDemo(CLI::App& app, Parsed& parsed) {
   CLI::App* demo = app.add_subcommand(
       "demo",
@@ -115,6 +165,7 @@ int Main(int argc, char** argv) {
   AddGlobalOptions(app, parsed);
   AddPutAndAttend(app, parsed);
   AddInspection(app, parsed);
+  AddOperation(app, parsed);
   AddDemo(app, parsed);
   CLI::App* completion = app.add_subcommand("completion", "Print a bash completion script");
   completion->callback([&app] { std::cout << BashCompletion(app); });

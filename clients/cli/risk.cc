@@ -2,12 +2,15 @@
 #include <algorithm>
 #include <iostream>
 #include <nlohmann/json.hpp>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "certkv/gate/v1/gate.grpc.pb.h"
 #include "clients/cli/commands.h"
+#include "clients/cli/heat_map.h"
 #include "clients/cli/table.h"
 #include "clients/cpp/rpc.h"
+#include "kernels/core/policy.h"
 #include "kernels/core/status.h"
 
 namespace certkv::cli {
@@ -15,6 +18,9 @@ namespace {
 
 namespace v1 = certkv::gate::v1;
 using nlohmann::json;
+
+constexpr size_t kHeadsShown = 16;
+constexpr int kHeatMapColumns = 136;
 
 json ToJson(const v1::RequestRisk& risk) {
   json heads = json::array();
@@ -27,6 +33,16 @@ json ToJson(const v1::RequestRisk& risk) {
          {"sum_worst_case_tv", head.sum_worst_case_tv()},
          {"histogram", std::vector<int64_t>(head.histogram().begin(), head.histogram().end())}});
   }
+  json worst_reads = json::array();
+  for (const auto& read : risk.worst_reads()) {
+    worst_reads.push_back({{"layer", read.layer()},
+                           {"query_head", read.query_head()},
+                           {"query_position", read.query_position()},
+                           {"first_worst_case_tv", read.first_worst_case_tv()},
+                           {"worst_case_tv", read.worst_case_tv()},
+                           {"rung", RungName(static_cast<Rung>(read.rung()))},
+                           {"outcome", OutcomeName(static_cast<Outcome>(read.outcome()))}});
+  }
   return {{"request", risk.request()},
           {"label", risk.label()},
           {"closed", risk.closed()},
@@ -36,6 +52,14 @@ json ToJson(const v1::RequestRisk& risk) {
           {"max_worst_case_tv", risk.max_worst_case_tv()},
           {"sum_worst_case_tv", risk.sum_worst_case_tv()},
           {"budget", risk.budget()},
+          {"budget_committed", risk.budget_committed()},
+          {"budget_left", risk.budget_left()},
+          {"loss_bound", risk.loss_bound()},
+          {"tenant", risk.tenant()},
+          {"model", risk.model()},
+          {"read_mode", ReadModeName(static_cast<ReadMode>(risk.read_mode()))},
+          {"risk_mode", RiskModeName(static_cast<RiskMode>(risk.risk_mode()))},
+          {"worst_reads", worst_reads},
           {"reads_certified_first", risk.reads_certified_first()},
           {"repairs",
            {{"values", risk.reads_repaired_values()},
@@ -77,10 +101,34 @@ void Print(const GlobalOptions& global, const v1::RequestRisk& risk) {
   Table summary;
   AddColumns(summary);
   AddRow(summary, risk);
+  if (risk.budget() > 0) {
+    std::cout << RiskModeName(static_cast<RiskMode>(risk.risk_mode())) << " budget "
+              << FormatBound(risk.budget()) << ", " << FormatBound(risk.budget_committed())
+              << " of it given away\n";
+  }
+  Table worst;
+  for (const char* title : {"position", "layer", "head", "first TV", "served TV"}) {
+    worst.AddColumn(title);
+  }
+  for (const char* title : {"repaired", "outcome"}) worst.AddColumn(title, Table::Align::kLeft);
+  for (const auto& read : risk.worst_reads()) {
+    worst.AddRow({FormatCount(read.query_position()), absl::StrCat(read.layer()),
+                  absl::StrCat(read.query_head()), FormatBound(read.first_worst_case_tv()),
+                  FormatBound(read.worst_case_tv()), RungName(static_cast<Rung>(read.rung())),
+                  OutcomeName(static_cast<Outcome>(read.outcome()))});
+  }
   Table heads;
   for (const char* title : {"layer", "head", "reads", "max TV", "sum TV"}) heads.AddColumn(title);
   heads.AddColumn("reads by TV", Table::Align::kLeft);
-  for (const auto& head : risk.heads()) {
+  std::vector<const v1::HeadRisk*> riskiest;
+  for (const auto& head : risk.heads()) riskiest.push_back(&head);
+  std::stable_sort(riskiest.begin(), riskiest.end(),
+                   [](const v1::HeadRisk* a, const v1::HeadRisk* b) {
+                     return a->max_worst_case_tv() > b->max_worst_case_tv();
+                   });
+  if (riskiest.size() > kHeadsShown) riskiest.resize(kHeadsShown);
+  for (const v1::HeadRisk* one : riskiest) {
+    const v1::HeadRisk& head = *one;
     std::string histogram;
     const char* const heights[] = {" ", "▁", "▂", "▃", "▄", "▅", "▆", "▇", "█"};
     const int64_t largest =
@@ -92,7 +140,10 @@ void Print(const GlobalOptions& global, const v1::RequestRisk& risk) {
                   FormatCount(head.read_count()), FormatBound(head.max_worst_case_tv()),
                   FormatBound(head.sum_worst_case_tv()), histogram});
   }
-  std::cout << summary.Render() << "\n" << heads.Render() << std::flush;
+  std::cout << summary.Render() << "\n"
+            << HeatMap(risk, WantsColor(), kHeatMapColumns) << "\nworst reads\n"
+            << worst.Render() << "\nriskiest heads\n"
+            << heads.Render() << std::flush;
 }
 
 std::string RequestName(const std::string& id) {
@@ -112,6 +163,7 @@ absl::Status Watch(const GlobalOptions& global, v1::Gate::Stub& stub, const std:
 absl::Status ShowOne(const GlobalOptions& global, v1::Gate::Stub& stub, const std::string& id) {
   v1::GetRequestRiskRequest request;
   request.set_request(RequestName(id));
+  request.set_all_heads(true);
   v1::RequestRisk risk;
   CERTKV_RETURN_IF_ERROR(client::CallUnary(
       global.services.rpc_timeout_ms, client::Retry::kIdempotent,

@@ -35,12 +35,13 @@ bool IsLeaseExpired(const absl::Status& status) {
 
 // May an output with this record be used under `lease`?
 bool IsAllowed(const ReadCertificate& certificate, const PolicyLease& lease) {
+  const HeadTerms terms = TermsOf(lease, certificate.layer, certificate.query_head);
   switch (certificate.outcome) {
     case Outcome::kExact:
       return true;
     case Outcome::kCertified:
-      return lease.read_mode != ReadMode::kExact &&
-             MeetsTolerances(certificate, lease.tolerances) &&
+      return (!terms.exact || lease.read_mode == ReadMode::kObserve) &&
+             MeetsTolerances(certificate, terms.tolerances) &&
              (certificate.failure_probability == 0 || lease.risk_mode == RiskMode::kUnion);
     case Outcome::kObserved:
       return lease.read_mode == ReadMode::kObserve;

@@ -1,8 +1,10 @@
 #include "kernels/core/policy.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/core/limits.h"
 #include "kernels/core/status.h"
 
 namespace certkv {
@@ -87,6 +89,19 @@ const char* OutcomeName(Outcome outcome) {
   return "?";
 }
 
+HeadTerms TermsOf(const PolicyLease& lease, int32_t layer, int32_t query_head) {
+  HeadTerms terms{lease.tolerances, lease.read_mode == ReadMode::kExact};
+  float ruled = -1;
+  for (const HeadRule& rule : lease.head_rules) {
+    if (rule.layer != layer || (rule.query_head >= 0 && rule.query_head != query_head)) continue;
+    terms.exact = terms.exact || rule.exact;
+    if (rule.tv_tolerance >= 0)
+      ruled = ruled < 0 ? rule.tv_tolerance : std::min(ruled, rule.tv_tolerance);
+  }
+  if (ruled >= 0) terms.tolerances.tv_tolerance = ruled;
+  return terms;
+}
+
 absl::Status ValidatePolicyLease(const PolicyLease& lease) {
   if (lease.request.empty() || lease.request.size() > 256) {
     return InvalidLease(absl::StrCat("policy lease's request has ", lease.request.size(),
@@ -104,6 +119,19 @@ absl::Status ValidatePolicyLease(const PolicyLease& lease) {
   if (!(lease.budget_slice >= 0 && std::isfinite(lease.budget_slice))) {
     return InvalidLease(absl::StrCat("policy lease's budget_slice is ", lease.budget_slice,
                                      ", must be finite and >= 0"));
+  }
+  if (lease.head_rules.size() > kHeadRulesMax) {
+    return InvalidLease(absl::StrCat("policy lease has ", lease.head_rules.size(),
+                                     " head_rules, at most ", kHeadRulesMax));
+  }
+  for (const HeadRule& rule : lease.head_rules) {
+    if (!(rule.layer >= 0 && rule.layer < kLayersMax) || rule.query_head < -1 ||
+        !(rule.tv_tolerance <= 1)) {
+      return InvalidLease(absl::StrCat("policy lease has a head rule of layer ", rule.layer,
+                                       ", query head ", rule.query_head, ", tv_tolerance ",
+                                       rule.tv_tolerance, "; must be a layer in [0, ", kLayersMax,
+                                       "), a head or -1, and at most 1"));
+    }
   }
   return ValidateTolerances(lease.tolerances);
 }

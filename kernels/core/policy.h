@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
@@ -48,6 +49,16 @@ const char* RiskModeName(RiskMode mode);   // "THRESHOLD", ...
 const char* RungName(Rung rung);           // "none", "values", ...
 const char* OutcomeName(Outcome outcome);  // "certified", ...
 
+// Other terms for one layer or one head of it.
+struct HeadRule {
+  int32_t layer = 0;           // in [0, kLayersMax)
+  int32_t query_head = -1;     // -1 = all of the layer
+  bool exact = false;          // read from originals only
+  float tv_tolerance = -1.0f;  // instead of the lease's; < 0 = the lease's
+  friend bool operator==(const HeadRule&, const HeadRule&) = default;
+};
+inline constexpr int32_t kHeadRulesMax = 64;  // of one lease
+
 // Gate's permission to decide reads of one request without asking, until it expires.
 struct PolicyLease {
   std::string request;   // "requests/{request}"
@@ -61,7 +72,15 @@ struct PolicyLease {
   int64_t expire_time_ms = 0;  // Unix epoch
   int64_t policy_version = 0;
   int64_t sequence = 0;  // rises with every lease of the request
+  // Where several say something of a head: exact if one does, and the smallest tolerance.
+  std::vector<HeadRule> head_rules = {};  // at most kHeadRulesMax
 };
+// What one head must satisfy under a lease.
+struct HeadTerms {
+  Tolerances tolerances;
+  bool exact = false;
+};
+HeadTerms TermsOf(const PolicyLease& lease, int32_t layer, int32_t query_head);
 // Errors: InvalidArgument [POLICY_LEASE_INVALID | TOLERANCE_INVALID].
 absl::Status ValidatePolicyLease(const PolicyLease& lease);
 

@@ -61,7 +61,7 @@ TEST(PolicyLeaseTest, RefusalNamesTheField) {
       {"id is 0", [](PolicyLease& l) { l.lease_id = 0; }},
       {"read_mode 0", [](PolicyLease& l) { l.read_mode = ReadMode{0}; }},
       {"read_mode 4", [](PolicyLease& l) { l.read_mode = ReadMode{4}; }},
-      {"risk_mode 3", [](PolicyLease& l) { l.risk_mode = RiskMode{3}; }},
+      {"risk_mode 5", [](PolicyLease& l) { l.risk_mode = RiskMode{5}; }},
       {"budget_slice is -1", [](PolicyLease& l) { l.budget_slice = -1; }},
       {"budget_slice is nan", [](PolicyLease& l) { l.budget_slice = kNan; }},
       {"budget_slice is inf", [](PolicyLease& l) { l.budget_slice = kInf; }}};
@@ -156,10 +156,43 @@ TEST(MeetsTolerancesTest, UntouchedCertificateMeetsNothing) {
 TEST(PolicyNamesTest, UnknownValuesAreMarked) {
   EXPECT_STREQ(ReadModeName(ReadMode::kObserve), "OBSERVE");
   EXPECT_STREQ(RiskModeName(RiskMode::kCumulative), "CUMULATIVE");
+  EXPECT_STREQ(RiskModeName(RiskMode::kUnion), "UNION");
+  EXPECT_STREQ(RiskModeName(RiskMode::kAnytime), "ANYTIME");
   EXPECT_STREQ(RungName(Rung::kLayer), "layer");
   EXPECT_STREQ(OutcomeName(Outcome::kExact), "exact");
   EXPECT_STREQ(RungName(Rung{6}), "?");
   EXPECT_STREQ(OutcomeName(Outcome{0}), "?");
+}
+
+TEST(PolicyLeaseTest, OfSeveralRulesTheStrictestHolds) {
+  PolicyLease lease;
+  lease.tolerances.tv_tolerance = 0.2f;
+  lease.head_rules = {{.layer = 1, .tv_tolerance = 0.4f},
+                      {.layer = 1, .query_head = 2, .tv_tolerance = 0.3f},
+                      {.layer = 2, .query_head = 0, .exact = true}};
+  EXPECT_EQ(TermsOf(lease, 0, 0).tolerances.tv_tolerance, 0.2f);
+  EXPECT_EQ(TermsOf(lease, 1, 0).tolerances.tv_tolerance, 0.4f);
+  EXPECT_EQ(TermsOf(lease, 1, 2).tolerances.tv_tolerance, 0.3f);
+  EXPECT_TRUE(TermsOf(lease, 2, 0).exact);
+  EXPECT_FALSE(TermsOf(lease, 2, 1).exact);
+  lease.read_mode = ReadMode::kExact;
+  EXPECT_TRUE(TermsOf(lease, 0, 0).exact);
+}
+
+TEST(PolicyLeaseTest, RefusesRulesOutOfRangeAndTooMany) {
+  PolicyLease lease;
+  lease.request = "requests/r";
+  lease.lease_id = 1;
+  const auto reason = [&lease](std::vector<HeadRule> rules) {
+    lease.head_rules = std::move(rules);
+    return ReasonOf(ValidatePolicyLease(lease));
+  };
+  EXPECT_EQ(reason({{.layer = 5, .tv_tolerance = 1}}), "");
+  EXPECT_EQ(reason({{.layer = -1}}), "POLICY_LEASE_INVALID");
+  EXPECT_EQ(reason({{.layer = 1 << 20}}), "POLICY_LEASE_INVALID");
+  EXPECT_EQ(reason({{.query_head = -2}}), "POLICY_LEASE_INVALID");
+  EXPECT_EQ(reason({{.tv_tolerance = 1.5f}}), "POLICY_LEASE_INVALID");
+  EXPECT_EQ(reason(std::vector<HeadRule>(kHeadRulesMax + 1)), "POLICY_LEASE_INVALID");
 }
 
 }  // namespace

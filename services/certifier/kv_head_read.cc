@@ -42,6 +42,10 @@ absl::Status KvHeadRead::Run(KvHeadResult* result) {
   for (int32_t g = 0; g < group_size(); ++g) {
     pass_heads_[g] = g;
     workspace_->ladders[g].Reset();
+    terms_[g] = TermsOf(*plan_.snapshot.policy, plan_.request.layer, kv_head_ * group_size() + g);
+    if (plan_.mode == ReadMode::kEnforce && terms_[g].exact) {
+      workspace_->ladders[g].ClimbToHead({plan_.tile_begin(), plan_.tile_end()}, sources(g));
+    }
   }
   while (pass_count_ > 0) {
     const absl::Status status = Pass(result);
@@ -128,7 +132,7 @@ AttendArgs KvHeadRead::PassArgs() {
 
 absl::Status KvHeadRead::Finish(const AttendArgs& args, int32_t pass_index, float value_radius,
                                 ReadCertificate* certificate) {
-  const Tolerances& tolerances = plan_.snapshot.policy->tolerances;
+  const Tolerances& tolerances = terms_[pass_heads_[pass_index]].tolerances;
   const int32_t atom_count = AttendAtomCount(args);
   const int64_t first_atom = int64_t{pass_index} * atom_count;
   FinishArgs finish_args{};
@@ -166,7 +170,7 @@ absl::StatusOr<bool> KvHeadRead::Decide(const AttendArgs& args, int32_t pass_ind
                                         KvHeadResult* result) {
   const int32_t g = pass_heads_[pass_index];
   const ReadCertificate& certificate = result->certificates[g];
-  const Tolerances& tolerances = plan_.snapshot.policy->tolerances;
+  const Tolerances& tolerances = terms_[g].tolerances;
   if (IsExact(g)) {
     if (!(certificate.worst_case_tv <= kExactWorstCaseTvMax)) {
       return ArithmeticLimit(

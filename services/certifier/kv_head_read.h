@@ -74,6 +74,7 @@ class KvHeadRead {
   int32_t pass_count_ = 0;                  // heads in the present pass
   int32_t pass_heads_[kGroupSizeMax] = {};  // their numbers in the group
   bool first_pass_ = true;
+  HeadTerms terms_[kGroupSizeMax];  // what each head of the group must satisfy
 };
 
 }  // namespace certkv::certifier

@@ -192,7 +192,11 @@ void ReadChecker::CheckHead(const ReadPlan& plan, int32_t query_head) {
   if (!(certificate.value_radius >= exact.value_norm_max * (1 - kTruthErrorRelative))) {
     violate("value_radius ", certificate.value_radius, " is below ", exact.value_norm_max);
   }
-  const Tolerances& tolerances = plan.snapshot.policy->tolerances;
+  const HeadTerms terms = TermsOf(*plan.snapshot.policy, certificate.layer, query_head);
+  const Tolerances& tolerances = terms.tolerances;
+  if (terms.exact && plan.mode != ReadMode::kObserve && certificate.outcome != Outcome::kExact) {
+    violate("not EXACT although its lease says so");
+  }
   switch (certificate.outcome) {
     case Outcome::kCertified:
       if (!(true_tv <= tolerances.tv_tolerance + kTruthErrorTv)) {

@@ -100,6 +100,34 @@ TEST(ReadEngineTest, ReadsOneHeadExactlyWhenItsBudgetIsUsedUp) {
   EXPECT_GT(f.view->Snapshot().budget->spent(), 0);
 }
 
+TEST(ReadEngineTest, HeadRulesHoldForTheirLayerAndHead) {
+  PolicyLease lease = TestLease(kLoose, ReadMode::kObserve);
+  ReadFixture f(SmallSpec(2, 1, 4, 64), 300, lease);
+  ASSERT_TRUE(f.ReadLast().ok());
+  const float seen = f.checker.certificates()[3].worst_case_tv;
+  ASSERT_GT(seen, 0);
+  lease = TestLease(kLoose);
+  lease.head_rules = {{.layer = 0, .query_head = 1, .exact = true},
+                      {.layer = 0, .query_head = 3, .tv_tolerance = seen / 2},
+                      {.layer = 1, .exact = true}};
+  f.view = f.fake.OpenView(lease, &f.book);
+  ASSERT_TRUE(f.ReadLast().ok());
+  EXPECT_THAT(f.checker.violations(), IsEmpty());
+  const auto& heads = f.checker.certificates();
+  EXPECT_EQ(heads[0].outcome, Outcome::kCertified);
+  EXPECT_EQ(heads[0].rung, Rung::kNone);
+  EXPECT_EQ(heads[1].outcome, Outcome::kExact);
+  EXPECT_EQ(heads[1].rung, Rung::kHead);
+  EXPECT_EQ(heads[1].first_worst_case_tv, heads[1].worst_case_tv) << "never tried quantized";
+  EXPECT_GT(heads[3].rung, Rung::kNone) << "its tolerance is tighter";
+  EXPECT_LE(heads[3].worst_case_tv, seen / 2);
+  ASSERT_TRUE(f.Read(1, 299).ok());
+  for (const ReadCertificate& head : f.checker.certificates()) {
+    EXPECT_EQ(head.outcome, Outcome::kExact);
+    EXPECT_EQ(head.rung, Rung::kLayer);
+  }
+}
+
 TEST(ReadEngineTest, KeepsHeadsApartWhileSomeClimbSeveralTimes) {
   // Heads 1 and 3 of the group seem to miss their value tolerance twice.
   const ReadFixture* fixture = nullptr;

@@ -78,8 +78,9 @@ std::string Describe(const YAML::Node& node) {
 // Collects the defects of one file.
 class FileReader {
  public:
-  FileReader(absl::string_view file_name, const std::vector<ConfigSection>& sections)
-      : file_name_(file_name), sections_(sections) {}
+  FileReader(absl::string_view file_name, const std::vector<ConfigSection>& sections,
+             const std::vector<ConfigList>& lists)
+      : file_name_(file_name), sections_(sections), lists_(lists) {}
 
   void ReadDocument(const YAML::Node& document) {
     if (document.IsNull()) return;  // an empty file sets nothing
@@ -93,8 +94,12 @@ class FileReader {
                  for (const ConfigSection& section : sections_) {
                    if (section.name() == name) return ReadSection(section, key, value);
                  }
+                 for (const ConfigList& list : lists_) {
+                   if (list.name == name) return ReadList(list, key, value);
+                 }
                  std::vector<std::string> known;
                  for (const ConfigSection& section : sections_) known.push_back(section.name());
+                 for (const ConfigList& list : lists_) known.push_back(list.name);
                  Defect(key, absl::StrCat("unknown section ", name, Suggestion(name, known)));
                });
   }
@@ -156,6 +161,28 @@ class FileReader {
         });
   }
 
+  void ReadList(const ConfigList& list, const YAML::Node& key, const YAML::Node& value) {
+    if (!value.IsNull() && !value.IsSequence()) {
+      Defect(key, absl::StrCat(list.name, " is ", Describe(value), ", must be a list; ",
+                               list.description));
+      return;
+    }
+    if (value.size() > static_cast<size_t>(list.count_max)) {
+      Defect(key,
+             absl::StrCat(list.name, " has ", value.size(), " elements, at most ", list.count_max));
+      return;
+    }
+    list.clear();
+    for (const YAML::Node& element : value) {
+      if (element.IsMap()) {
+        ReadSection(list.add(), element, element);
+      } else {
+        Defect(element, absl::StrCat("an element of ", list.name, " is ", Describe(element),
+                                     ", must be a map of settings; ", list.description));
+      }
+    }
+  }
+
   void ReadField(const ConfigField& field, absl::string_view prefix, const YAML::Node& key,
                  const YAML::Node& value) {
     std::string must = field.type;
@@ -167,6 +194,7 @@ class FileReader {
 
   std::string file_name_;
   const std::vector<ConfigSection>& sections_;
+  const std::vector<ConfigList>& lists_;
   std::vector<std::string> defects_;
 };
 
@@ -217,6 +245,18 @@ std::string EscapeMarkdown(absl::string_view text) {
   return absl::StrReplaceAll(text, {{"|", "\\|"}, {"<", "\\<"}});
 }
 
+std::string FieldTable(const ConfigSection& section) {
+  std::string text =
+      "| setting | type | default | allowed | unit | meaning |\n"
+      "|---|---|---|---|---|---|\n";
+  for (const ConfigField& field : section.fields()) {
+    absl::StrAppend(&text, "| `", field.name, "` | ", field.type, " | `", field.show(), "` | ",
+                    EscapeMarkdown(field.range), " | ", field.unit, " | ",
+                    EscapeMarkdown(field.description), " |\n");
+  }
+  return text;
+}
+
 }  // namespace
 
 void ConfigReader::AddSection(ConfigSection section) {
@@ -226,12 +266,14 @@ void ConfigReader::AddSection(ConfigSection section) {
   sections_.push_back(std::move(section));
 }
 
+void ConfigReader::AddList(ConfigList list) { lists_.push_back(std::move(list)); }
+
 absl::Status ConfigReader::ReadText(absl::string_view file_name, const std::string& text) {
   // yaml-cpp reads up to a NUL in places and past it in others.
   if (text.find('\0') != std::string::npos) {
     return Invalid(absl::StrCat(file_name, ": not YAML: it has a zero byte"));
   }
-  FileReader reader(file_name, sections_);
+  FileReader reader(file_name, sections_, lists_);
   try {
     const std::vector<YAML::Node> documents = YAML::LoadAll(text);
     if (documents.size() > 1) {
@@ -278,6 +320,22 @@ std::string ConfigReader::ToYaml() const {
       absl::StrAppend(&yaml, "  ", field.name, ": ", field.show(), "\n");
     }
   }
+  for (const ConfigList& list : lists_) {
+    absl::StrAppend(&yaml, "\n");
+    AppendComment("", list.description, &yaml);
+    const std::vector<ConfigSection> elements = list.elements();
+    absl::StrAppend(&yaml, list.name, elements.empty() ? ": []\n" : ":\n");
+    for (const ConfigSection& element : elements) {
+      const char* lead = "  - ";
+      for (size_t i = 0; i < element.fields().size(); ++i) {
+        const ConfigField& field = element.fields()[i];
+        if (field.show() == list.sample.fields()[i].show()) continue;
+        absl::StrAppend(&yaml, lead, field.name, ": ", field.show(), "\n");
+        lead = "    ";
+      }
+      if (lead[2] == '-') absl::StrAppend(&yaml, "  - {}\n");
+    }
+  }
   return yaml;
 }
 
@@ -285,14 +343,11 @@ std::string ConfigReader::ToMarkdown() const {
   std::string text;
   for (const ConfigSection& section : sections_) {
     absl::StrAppend(&text, text.empty() ? "" : "\n", "## `", section.name(), "`\n\n",
-                    section.description(), "\n\n",
-                    "| setting | type | default | allowed | unit | meaning |\n"
-                    "|---|---|---|---|---|---|\n");
-    for (const ConfigField& field : section.fields()) {
-      absl::StrAppend(&text, "| `", field.name, "` | ", field.type, " | `", field.show(), "` | ",
-                      EscapeMarkdown(field.range), " | ", field.unit, " | ",
-                      EscapeMarkdown(field.description), " |\n");
-    }
+                    section.description(), "\n\n", FieldTable(section));
+  }
+  for (const ConfigList& list : lists_) {
+    absl::StrAppend(&text, "\n## `", list.name, "`, a list of at most ", list.count_max, "\n\n",
+                    list.description, "\n\n", FieldTable(list.sample));
   }
   return text;
 }

@@ -122,11 +122,25 @@ class ConfigSection {
   std::vector<std::function<absl::Status()>> checks_;
 };
 
+// A list of a file: a map of the same settings for each element. An element is of the owner's
+// making.
+struct ConfigList {
+  std::string name;
+  std::string description;
+  int32_t count_max = 0;
+  std::function<void()> clear;                           // drops all elements
+  std::function<ConfigSection()> add;                    // one more element, with defaults
+  std::function<std::vector<ConfigSection>()> elements;  // those there are
+  ConfigSection sample;                                  // an element with defaults, for docs
+};
+
 // The sections of one program. A file is a map from section names to maps of settings; what it
 // leaves out keeps its default.
 class ConfigReader {
  public:
   void AddSection(ConfigSection section);
+  // A list that a file has replaces the elements there are. Checks of elements are the owner's.
+  void AddList(ConfigList list);
 
   // Reads YAML text; `file_name` is for messages. On error some fields may have been stored.
   // Errors: InvalidArgument [CONFIG_INVALID]: not YAML, several documents, an unknown or repeated
@@ -145,6 +159,7 @@ class ConfigReader {
 
  private:
   std::vector<ConfigSection> sections_;
+  std::vector<ConfigList> lists_;
 };
 
 }  // namespace certkv

@@ -223,6 +223,12 @@ absl::StatusOr<PolicyLease> PolicyLeaseFromProto(const type::PolicyLease& proto)
   lease.expire_time_ms = proto.expire_time_ms();
   lease.policy_version = proto.policy_version();
   lease.sequence = proto.sequence();
+  for (const type::HeadRule& rule : proto.head_rules()) {
+    lease.head_rules.push_back({.layer = rule.layer(),
+                                .query_head = rule.query_head(),
+                                .exact = rule.exact(),
+                                .tv_tolerance = rule.tv_tolerance()});
+  }
   CERTKV_RETURN_IF_ERROR(ValidatePolicyLease(lease));
   return lease;
 }
@@ -238,6 +244,13 @@ type::PolicyLease PolicyLeaseToProto(const PolicyLease& lease) {
   proto.set_expire_time_ms(lease.expire_time_ms);
   proto.set_policy_version(lease.policy_version);
   proto.set_sequence(lease.sequence);
+  for (const HeadRule& rule : lease.head_rules) {
+    type::HeadRule* out = proto.add_head_rules();
+    out->set_layer(rule.layer);
+    out->set_query_head(rule.query_head);
+    out->set_exact(rule.exact);
+    out->set_tv_tolerance(rule.tv_tolerance);
+  }
   return proto;
 }
 

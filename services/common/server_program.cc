@@ -129,8 +129,9 @@ absl::Status ServerProgram::Configure(const Flags& flags) {
   return reader_.Check(flags.config.value_or("flags"));
 }
 
-int ServerProgram::Serve() {
+int ServerProgram::Serve(const Flags& flags) {
   ServerRunner runner(info_.name, server_config_);
+  std::vector<std::function<void()>> reloads;
   // Declared after the runner: the services end first, when its threads have been joined but its
   // io_context, which holds their timers, still exists.
   std::vector<std::shared_ptr<void>> owners;
@@ -141,9 +142,26 @@ int ServerProgram::Serve() {
     absl::StatusOr<Instance> instance = factory(runner.io_context());
     status = instance.status();
     if (!status.ok()) break;
+    if (instance->reload) reloads.push_back(std::move(instance->reload));
     owners.push_back(std::move(instance->owner));
     served.push_back(std::move(instance->served));
   }
+  runner.OnReload([this, &flags, &reloads] {
+    if (!flags.config.has_value()) {
+      Log(LogLevel::kWarning, "config_not_reloaded", {{"reason", "no config file was given"}});
+      return;
+    }
+    for (const auto& reset : resets_) reset();
+    const absl::Status read = Configure(flags);
+    if (!read.ok()) {
+      // What is in force stays: servers have copies of what was read before.
+      Log(LogLevel::kError, "config_refused",
+          {{"file", *flags.config}, {"message", read.message()}});
+      return;
+    }
+    Log(LogLevel::kInfo, "config_reloaded", {{"file", *flags.config}});
+    for (const auto& reload : reloads) reload();
+  });
   if (status.ok()) status = runner.Start(std::move(served));
   if (status.ok()) {
     runner.Run();
@@ -188,7 +206,7 @@ int ServerProgram::Run(int argc, char** argv) {
     Print(absl::StrCat(flags->config.value_or("no config file, the defaults"), ": good\n"));
     return kExitGood;
   }
-  return Serve();
+  return Serve(*flags);
 }
 
 }  // namespace certkv

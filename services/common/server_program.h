@@ -40,15 +40,19 @@ class ServerProgram {
 
   // Sections come after "server" in the order of the calls.
   void AddSection(ConfigSection section) { reader_.AddSection(std::move(section)); }
+  void AddList(ConfigList list) { reader_.AddList(std::move(list)); }
   // Called when flags and file are read, before services are made: to derive what depends on where
   // the server listens (`server.unix_socket` is filled in then).
   void OnConfigured(std::function<void(const ServerConfig& server)> callback) {
     on_configured_.push_back(std::move(callback));
   }
   // `Server` has Create(const Config&, const Clock*, io_context*), grpc_services() and Drain().
-  // Services are made in the order of the calls and destroyed in reverse. `config` outlives Run.
+  // Services are made in the order of the calls and destroyed in reverse. `config` outlives Run,
+  // and has its defaults now. A server keeps a copy of it: on SIGHUP it is set to its defaults,
+  // read again, and given to the Reload(const Config&) of a server that has one.
   template <typename Server, typename Config>
-  void AddService(absl::string_view full_name, const Config* config) {
+  void AddService(absl::string_view full_name, Config* config) {
+    resets_.push_back([config, defaults = *config] { *config = defaults; });
     factories_.push_back([name = std::string(full_name),
                           config](boost::asio::io_context* io) -> absl::StatusOr<Instance> {
       auto server = Server::Create(*config, RealClock(), io);
@@ -58,6 +62,9 @@ class ServerProgram {
       instance.served = {.name = name,
                          .services = owned->grpc_services(),
                          .drain = [raw = owned.get()] { raw->Drain(); }};
+      if constexpr (requires(Server & one, const Config& read) { one.Reload(read); }) {
+        instance.reload = [raw = owned.get(), config] { raw->Reload(*config); };
+      }
       instance.owner = std::move(owned);
       return instance;
     });
@@ -70,6 +77,7 @@ class ServerProgram {
   struct Instance {
     std::shared_ptr<void> owner;
     ServedService served;
+    std::function<void()> reload;  // may be empty
   };
   struct Flags;
 
@@ -77,12 +85,13 @@ class ServerProgram {
   std::string HelpText() const;
   std::string DocsText() const;
   absl::Status Configure(const Flags& flags);
-  int Serve();
+  int Serve(const Flags& flags);
 
   const ProgramInfo info_;
   ServerConfig server_config_;
   ConfigReader reader_;
   std::vector<std::function<void(const ServerConfig&)>> on_configured_;
+  std::vector<std::function<void()>> resets_;
   std::vector<std::function<absl::StatusOr<Instance>(boost::asio::io_context*)>> factories_;
 };
 

@@ -147,6 +147,7 @@ ServerRunner::ServerRunner(absl::string_view program, ServerConfig config)
   sigset_t stop_signals;
   sigemptyset(&stop_signals);
   sigaddset(&stop_signals, SIGTERM);
+  sigaddset(&stop_signals, SIGHUP);
   sigaddset(&stop_signals, SIGINT);
   pthread_sigmask(SIG_BLOCK, &stop_signals, &mask_before_);
 }
@@ -218,6 +219,7 @@ absl::Status ServerRunner::Start(std::vector<ServedService> services) {
   boost::system::error_code error;
   signals_.add(SIGTERM, error);
   signals_.add(SIGINT, error);
+  if (reload_) signals_.add(SIGHUP, error);
   WaitForSignal();
   for (const ServedService& served : services_) {
     health_->AddService(served.name);
@@ -248,6 +250,10 @@ absl::Status ServerRunner::Start(std::vector<ServedService> services) {
 void ServerRunner::WaitForSignal() {
   signals_.async_wait([this](const boost::system::error_code& error, int signal_number) {
     if (error) return;
+    if (signal_number == SIGHUP) {
+      reload_();
+      return WaitForSignal();
+    }
     {
       absl::MutexLock lock(&mutex_);
       if (stop_requested_) {

@@ -84,6 +84,10 @@ class ServerRunner {
   // [NO_ADDRESS], neither socket nor TCP. Unavailable [LISTEN_FAILED | SOCKET_DIRECTORY_FAILED].
   absl::Status Start(std::vector<ServedService> services);
 
+  // What SIGHUP does, on a thread of the io_context; before Start. Without it SIGHUP ends a
+  // process.
+  void OnReload(std::function<void()> reload) { reload_ = std::move(reload); }
+
   // gRPC targets that reach the server: "unix:/run/certkv/gate.sock", "127.0.0.1:4711".
   const std::vector<std::string>& targets() const { return targets_; }
 
@@ -112,6 +116,7 @@ class ServerRunner {
   sigset_t mask_before_;
   UniqueFd socket_lock_;
   std::vector<ServedService> services_;
+  std::function<void()> reload_;
   std::unique_ptr<grpc::Server> server_;
   std::vector<std::string> targets_;
   absl::Mutex mutex_;

@@ -55,14 +55,97 @@ void AddPolicyFields(gate::Policy* policy, ConfigSection* section) {
                        "how long a policy lease holds; without gate reads are exact after it");
 }
 
+void AddEscalationFields(gate::Policy* policy, ConfigSection* section) {
+  section->AddInteger("escalation_repairs", &policy->escalation.repairs,
+                      {.min = 0, .max = 1'000'000}, "repairs",
+                      "repairs of a head of a request in escalation_window after which it is read "
+                      "exactly for escalation_duration; 0 means never");
+  section->AddDuration("escalation_window", &policy->escalation.window_ms,
+                       {.min = 100, .max = 3'600'000}, "in which repairs are counted");
+  section->AddDuration("escalation_duration", &policy->escalation.duration_ms,
+                       {.min = 100, .max = 3'600'000},
+                       "how long an escalated head is read exactly");
+  section->AddInteger("escalation_heads_of_a_layer", &policy->escalation.heads_of_a_layer,
+                      {.min = 1, .max = 1024}, "heads",
+                      "with so many of its heads escalated, the whole layer is");
+  section->AddBool("only_listed_tenants", &policy->only_listed_tenants,
+                   "requests of tenants that no override names are refused");
+}
+
+ConfigSection OverrideSection(PolicyOverrideText* one) {
+  using Mode = PolicyOverrideText::Mode;
+  ConfigSection section("gate_overrides", "Parts of the policy that differ.");
+  section.AddString("tenant", &one->tenant, 64, "only requests of this tenant; empty means all");
+  section.AddString("model", &one->model, 128, "only requests of this model; empty means all");
+  section.AddInteger("layer", &one->layer, {.min = -1, .max = 1023}, "",
+                     "only reads of this layer; -1 means none in particular");
+  section.AddInteger("query_head", &one->query_head, {.min = -1, .max = 8191}, "",
+                     "with a layer: only this head; -1 means all");
+  section.AddDouble("tv_tolerance", &one->tv_tolerance, {.min = -1, .max = 1}, "",
+                    "instead of the policy's; -1 means as there");
+  section.AddDouble("value_tolerance", &one->value_tolerance, {.min = -1, .max = 1e6}, "",
+                    "instead of the policy's; -1 means as there; not with a layer");
+  section.AddDouble("output_tolerance", &one->output_tolerance, {.min = -1, .max = 1e30},
+                    "value units", "instead of the policy's; -1 means as there; not with a layer");
+  section.AddDouble("cumulative_budget", &one->cumulative_budget,
+                    {.min = -1, .max = gate::kBudgetMax}, "",
+                    "instead of the policy's; -1 means as there; not with a layer");
+  section.AddEnum<Mode>("read_mode", &one->read_mode,
+                        {{"policy", Mode::kPolicy},
+                         {"enforce", Mode::kEnforce},
+                         {"observe", Mode::kObserve},
+                         {"exact", Mode::kExact}},
+                        "instead of the policy's; with a layer only exact");
+  return section;
+}
+
+gate::PolicyOverride FromText(const PolicyOverrideText& text) {
+  gate::PolicyOverride one;
+  one.tenant = text.tenant;
+  one.model = text.model;
+  one.layer = text.layer;
+  one.query_head = text.query_head;
+  if (text.tv_tolerance >= 0) one.tv_tolerance = static_cast<float>(text.tv_tolerance);
+  if (text.value_tolerance >= 0) one.value_tolerance = static_cast<float>(text.value_tolerance);
+  if (text.output_tolerance >= 0) one.output_tolerance = static_cast<float>(text.output_tolerance);
+  if (text.cumulative_budget >= 0) one.cumulative_budget = text.cumulative_budget;
+  if (text.read_mode != PolicyOverrideText::Mode::kPolicy) {
+    one.read_mode = static_cast<ReadMode>(text.read_mode);
+  }
+  return one;
+}
+static_assert(static_cast<int>(PolicyOverrideText::Mode::kExact) ==
+              static_cast<int>(ReadMode::kExact));
+
 }  // namespace
+
+ConfigList GateOverridesList(GateConfig* config) {
+  auto* texts = &config->override_texts;
+  // Outlives the list as the program does: a sample of what an element is by default.
+  static PolicyOverrideText sample;
+  return {.name = "gate_overrides",
+          .description =
+              "What differs from gate's policy for a tenant, a model, a layer or a "
+              "head; of two that set the same, the later holds.",
+          .count_max = gate::kOverridesMax,
+          .clear = [texts] { texts->clear(); },
+          .add = [texts] { return OverrideSection(&texts->emplace_back()); },
+          .elements =
+              [texts] {
+                std::vector<ConfigSection> sections;
+                for (PolicyOverrideText& one : *texts) sections.push_back(OverrideSection(&one));
+                return sections;
+              },
+          .sample = OverrideSection(&sample)};
+}
 
 ConfigSection GateConfigSection(GateConfig* config) {
   ConfigSection section("gate",
                         "Decides what reads must satisfy and keeps the risk of each request. The "
-                        "first eleven settings are the policy at start; UpdatePolicy replaces them "
-                        "until the process ends.");
+                        "first sixteen settings and gate_overrides are the policy at start; "
+                        "UpdatePolicy replaces it, and SIGHUP reads it from the file again.");
   AddPolicyFields(&config->policy, &section);
+  AddEscalationFields(&config->policy, &section);
   section.AddInteger("request_limit", &config->request_limit, {.min = 1, .max = 1'000'000},
                      "requests",
                      "requests kept, open and closed; a new one takes the place of the oldest "
@@ -84,6 +167,13 @@ ConfigSection GateConfigSection(GateConfig* config) {
                      "requests", "closed requests kept; beyond it the oldest are forgotten");
   section.AddInteger("watcher_limit", &config->watcher_limit, {.min = 1, .max = 65536}, "streams",
                      "WatchRequestRisk streams at a time");
+  section.AddCheck([config] {
+    config->policy.overrides.clear();
+    for (const PolicyOverrideText& text : config->override_texts) {
+      config->policy.overrides.push_back(FromText(text));
+    }
+    return gate::ValidatePolicy(config->policy);
+  });
   section.AddCheck([config] {
     if (config->idle_timeout_ms >= config->policy.lease_duration_ms) return absl::OkStatus();
     return MakeError(

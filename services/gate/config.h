@@ -3,6 +3,8 @@
 #define CERTKV_SERVICES_GATE_CONFIG_H_
 
 #include <cstdint>
+#include <deque>
+#include <string>
 
 #include "kernels/core/policy.h"
 #include "services/common/config_reader.h"
@@ -10,9 +12,25 @@
 
 namespace certkv {
 
+// An override as it stands in a file; -1 and empty mean: as in the policy.
+struct PolicyOverrideText {
+  enum class Mode : uint8_t { kPolicy, kEnforce, kObserve, kExact };
+  std::string tenant;
+  std::string model;
+  int32_t layer = -1;
+  int32_t query_head = -1;
+  double tv_tolerance = -1;
+  double value_tolerance = -1;
+  double output_tolerance = -1;
+  double cumulative_budget = -1;
+  Mode read_mode = Mode::kPolicy;
+};
+
 // What each field is stands in config.cc, where docs/config.md comes from.
 struct GateConfig {
-  gate::Policy policy;                       // the first policy; UpdatePolicy replaces it
+  gate::Policy policy;  // the first policy; UpdatePolicy replaces it
+  // A file's overrides; the check of GateConfigSection makes policy.overrides of them.
+  std::deque<PolicyOverrideText> override_texts;
   int32_t request_limit = 10'000;            // open and retained requests
   int32_t heads_per_request_max = 16'384;    // pairs of layer and query head with a record
   int32_t reporters_per_request_max = 64;    //
@@ -25,6 +43,8 @@ struct GateConfig {
 
 // `config` must live as long as the section is used.
 ConfigSection GateConfigSection(GateConfig* config);
+// "gate_overrides", after GateConfigSection.
+ConfigList GateOverridesList(GateConfig* config);
 
 }  // namespace certkv
 

@@ -25,6 +25,40 @@ void HeadRiskToProto(const HeadRisk& head, v1::HeadRisk* proto) {
   for (const int64_t count : head.sums.histogram) proto->add_histogram(count);
 }
 
+absl::StatusOr<PolicyOverride> OverrideFromProto(const v1::PolicyOverride& proto) {
+  PolicyOverride one;
+  one.tenant = proto.tenant();
+  one.model = proto.model();
+  if (proto.has_layer()) one.layer = proto.layer();
+  if (proto.has_query_head()) one.query_head = proto.query_head();
+  if (proto.has_tv_tolerance()) one.tv_tolerance = proto.tv_tolerance();
+  if (proto.has_value_tolerance()) one.value_tolerance = proto.value_tolerance();
+  if (proto.has_output_tolerance()) one.output_tolerance = proto.output_tolerance();
+  if (proto.has_cumulative_budget()) one.cumulative_budget = proto.cumulative_budget();
+  if (proto.read_mode() != type::READ_MODE_UNSPECIFIED) {
+    CERTKV_ASSIGN_OR_RETURN(one.read_mode, ReadModeFromProto(proto.read_mode()));
+  }
+  return one;
+}
+
+void OverrideToProto(const PolicyOverride& one, v1::PolicyOverride* proto) {
+  proto->set_tenant(one.tenant);
+  proto->set_model(one.model);
+  if (one.layer >= 0) proto->set_layer(one.layer);
+  if (one.query_head >= 0) proto->set_query_head(one.query_head);
+  if (one.tv_tolerance.has_value()) proto->set_tv_tolerance(*one.tv_tolerance);
+  if (one.value_tolerance.has_value()) proto->set_value_tolerance(*one.value_tolerance);
+  if (one.output_tolerance.has_value()) proto->set_output_tolerance(*one.output_tolerance);
+  if (one.cumulative_budget.has_value()) proto->set_cumulative_budget(*one.cumulative_budget);
+  if (one.read_mode.has_value()) proto->set_read_mode(ReadModeToProto(*one.read_mode));
+}
+
+void EventToProto(const RiskEvent& event, v1::RiskEvent* proto) {
+  proto->set_time_ms(event.time_ms);
+  proto->set_kind(event.kind);
+  proto->set_message(event.message);
+}
+
 }  // namespace
 
 absl::StatusOr<Policy> PolicyFromProto(const v1::Policy& proto) {
@@ -40,6 +74,17 @@ absl::StatusOr<Policy> PolicyFromProto(const v1::Policy& proto) {
   if (proto.failure_probability() != 0) policy.failure_probability = proto.failure_probability();
   if (proto.tenant_window_ms() != 0) policy.tenant_window_ms = proto.tenant_window_ms();
   policy.tenant_budget = proto.tenant_budget();
+  policy.only_listed_tenants = proto.only_listed_tenants();
+  if (proto.has_escalation()) {
+    policy.escalation = {.repairs = proto.escalation().repairs(),
+                         .window_ms = proto.escalation().window_ms(),
+                         .duration_ms = proto.escalation().duration_ms(),
+                         .heads_of_a_layer = proto.escalation().heads_of_a_layer()};
+  }
+  for (const v1::PolicyOverride& one : proto.overrides()) {
+    CERTKV_ASSIGN_OR_RETURN(PolicyOverride converted, OverrideFromProto(one));
+    policy.overrides.push_back(std::move(converted));
+  }
   CERTKV_RETURN_IF_ERROR(ValidatePolicy(policy));
   return policy;
 }
@@ -56,6 +101,14 @@ v1::Policy PolicyToProto(const Policy& policy) {
   proto.set_failure_probability(policy.failure_probability);
   proto.set_tenant_budget(policy.tenant_budget);
   proto.set_tenant_window_ms(policy.tenant_window_ms);
+  proto.mutable_escalation()->set_repairs(policy.escalation.repairs);
+  proto.mutable_escalation()->set_window_ms(policy.escalation.window_ms);
+  proto.mutable_escalation()->set_duration_ms(policy.escalation.duration_ms);
+  proto.mutable_escalation()->set_heads_of_a_layer(policy.escalation.heads_of_a_layer);
+  for (const PolicyOverride& one : policy.overrides) {
+    OverrideToProto(one, proto.add_overrides());
+  }
+  proto.set_only_listed_tenants(policy.only_listed_tenants);
   return proto;
 }
 
@@ -198,12 +251,35 @@ void RequestRiskToProto(const RequestRisk& risk, v1::RequestRisk* proto) {
     out->set_rung(RungToProto(read.rung));
     out->set_outcome(static_cast<type::Outcome>(read.outcome));
   }
-  for (const RiskEvent& event : risk.events) {
-    v1::RiskEvent* out = proto->add_events();
-    out->set_time_ms(event.time_ms);
-    out->set_kind(event.kind);
-    out->set_message(event.message);
-  }
+  for (const RiskEvent& event : risk.events) EventToProto(event, proto->add_events());
+  PolicyLease lease;
+  lease.head_rules = risk.head_rules;
+  *proto->mutable_head_rules() = std::move(*PolicyLeaseToProto(lease).mutable_head_rules());
+}
+
+void PolicyTrialToProto(const PolicyTrial& trial, v1::TryPolicyResponse* proto) {
+  proto->set_read_count(trial.read_count);
+  proto->set_recorded_first(trial.recorded_first);
+  proto->set_recorded_repaired(trial.recorded_repaired);
+  proto->set_recorded_bytes(trial.recorded_bytes);
+  proto->set_tried_first(trial.tried_first);
+  proto->set_tried_repaired(trial.tried_repaired);
+  proto->set_tried_exact(trial.tried_exact);
+  proto->set_tried_bytes(trial.tried_bytes);
+  proto->set_estimated_count(trial.estimated_count);
+}
+
+void PolicyChangeToProto(const PolicyChange& change, v1::PolicyChange* proto) {
+  proto->set_time_ms(change.time_ms);
+  proto->set_version(change.version);
+  proto->set_source(change.source);
+  proto->set_before(change.before);
+  proto->set_after(change.after);
+}
+
+void NamedEventToProto(const NamedEvent& event, v1::NamedRiskEvent* proto) {
+  proto->set_request(event.request);
+  EventToProto(event.event, proto->mutable_event());
 }
 
 }  // namespace certkv::gate

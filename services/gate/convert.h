@@ -33,6 +33,9 @@ absl::StatusOr<RiskQuery> RiskQueryFromProto(const v1::ListRequestRisksRequest& 
 void ReportAnswerToProto(const ReportAnswer& answer, v1::ReportResponse* proto);
 void DecisionToProto(const Decision& decision, v1::DecideResponse* proto);
 void RequestRiskToProto(const RequestRisk& risk, v1::RequestRisk* proto);
+void PolicyTrialToProto(const PolicyTrial& trial, v1::TryPolicyResponse* proto);
+void PolicyChangeToProto(const PolicyChange& change, v1::PolicyChange* proto);
+void NamedEventToProto(const NamedEvent& event, v1::NamedRiskEvent* proto);
 
 }  // namespace certkv::gate
 

@@ -10,6 +10,7 @@ int main(int argc, char** argv) {
                                             "the risk of each request.",
                                  .socket_name = "gate.sock"});
   program.AddSection(certkv::GateConfigSection(&config));
+  program.AddList(certkv::GateOverridesList(&config));
   program.AddService<certkv::GateServer>("certkv.gate.v1.Gate", &config);
   return program.Run(argc, argv);
 }

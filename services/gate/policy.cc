@@ -47,6 +47,17 @@ absl::Status ValidatePolicy(const Policy& policy) {
     return Invalid("tenant_window_ms", policy.tenant_window_ms,
                    absl::StrCat("in [", kTenantWindowMinMs, ", ", kTenantWindowMaxMs, "]"));
   }
+  CERTKV_RETURN_IF_ERROR(ValidateEscalation(policy.escalation));
+  for (const PolicyOverride& one : policy.overrides) CERTKV_RETURN_IF_ERROR(ValidateOverride(one));
+  const auto layer_overrides =
+      std::count_if(policy.overrides.begin(), policy.overrides.end(),
+                    [](const PolicyOverride& one) { return one.layer >= 0; });
+  if (policy.overrides.size() > kOverridesMax || layer_overrides > kLayerOverridesMax) {
+    return Invalid(
+        "overrides",
+        absl::StrCat(policy.overrides.size(), ", ", layer_overrides, " of them with a layer"),
+        absl::StrCat("at most ", kOverridesMax, " and ", kLayerOverridesMax));
+  }
   if (!SpendsTv(policy.risk_mode)) return absl::OkStatus();
   if (!(policy.cumulative_budget > 0 && policy.cumulative_budget <= kBudgetMax)) {
     return Invalid("cumulative_budget", policy.cumulative_budget,
@@ -70,6 +81,58 @@ double BudgetLimit(const Policy& policy) {
       return AnytimeSumLimit(policy.cumulative_budget, policy.failure_probability);
   }
   return 0;
+}
+
+Policy ResolvePolicy(const Policy& policy, const std::string& tenant, const std::string& model) {
+  Policy resolved = policy;
+  resolved.overrides.clear();
+  for (const PolicyOverride& one : policy.overrides) {
+    if (!Concerns(one, tenant, model)) continue;
+    if (one.layer >= 0) {
+      resolved.overrides.push_back(one);
+      continue;
+    }
+    Tolerances& tolerances = resolved.tolerances;
+    tolerances.tv_tolerance = one.tv_tolerance.value_or(tolerances.tv_tolerance);
+    tolerances.value_tolerance = one.value_tolerance.value_or(tolerances.value_tolerance);
+    tolerances.output_tolerance = one.output_tolerance.value_or(tolerances.output_tolerance);
+    resolved.read_mode = one.read_mode.value_or(resolved.read_mode);
+    resolved.cumulative_budget = one.cumulative_budget.value_or(resolved.cumulative_budget);
+  }
+  return resolved;
+}
+
+std::vector<HeadRule> HeadRulesOf(const Policy& resolved) {
+  std::vector<HeadRule> rules;
+  for (const PolicyOverride& one : resolved.overrides) {
+    rules.push_back({.layer = one.layer,
+                     .query_head = one.query_head,
+                     .exact = one.read_mode == ReadMode::kExact,
+                     .tv_tolerance = one.tv_tolerance.value_or(-1)});
+  }
+  return rules;
+}
+
+bool SamePolicy(const Policy& a, const Policy& b) {
+  return a.version == b.version && IsAsTightAs(a.tolerances, b.tolerances) &&
+         IsAsTightAs(b.tolerances, a.tolerances) && a.risk_mode == b.risk_mode &&
+         a.read_mode == b.read_mode && a.cumulative_budget == b.cumulative_budget &&
+         a.budget_slice_share == b.budget_slice_share &&
+         a.failure_probability == b.failure_probability && a.tenant_budget == b.tenant_budget &&
+         a.tenant_window_ms == b.tenant_window_ms && a.lease_duration_ms == b.lease_duration_ms &&
+         a.escalation == b.escalation && a.overrides == b.overrides &&
+         a.only_listed_tenants == b.only_listed_tenants;
+}
+
+std::string DescribePolicy(const Policy& policy) {
+  return absl::StrCat(Describe(policy.tolerances), "; ", ReadModeName(policy.read_mode), "; ",
+                      RiskModeName(policy.risk_mode), " budget ", policy.cumulative_budget,
+                      ", slices of ", policy.budget_slice_share, ", failure probability ",
+                      policy.failure_probability, "; tenant budget ", policy.tenant_budget, " in ",
+                      policy.tenant_window_ms, " ms; leases of ", policy.lease_duration_ms,
+                      " ms; escalation after ", policy.escalation.repairs, " repairs; ",
+                      policy.overrides.size(), " overrides",
+                      policy.only_listed_tenants ? "; listed tenants only" : "");
 }
 
 bool IsAsTightAs(const Tolerances& a, const Tolerances& b) {
@@ -101,7 +164,17 @@ Tolerances EffectiveTolerances(const Policy& policy, const RequestTerms& terms) 
   return Tightest(*terms.tolerances, policy.tolerances);
 }
 
-absl::Status CheckTerms(const Policy& policy, const RequestTerms& terms) {
+absl::Status CheckTerms(const Policy& whole, const RequestTerms& terms) {
+  const bool is_listed =
+      std::any_of(whole.overrides.begin(), whole.overrides.end(),
+                  [&terms](const PolicyOverride& one) { return one.tenant == terms.tenant; });
+  if (whole.only_listed_tenants && (terms.tenant.empty() || !is_listed)) {
+    return MakeError(absl::StatusCode::kInvalidArgument, "TENANT_UNKNOWN",
+                     absl::StrCat("tenant '", terms.tenant,
+                                  "' is named by no override of the policy, which takes listed "
+                                  "tenants only; name one of them, or add it"));
+  }
+  const Policy policy = ResolvePolicy(whole, terms.tenant, terms.model);
   if (!terms.tolerances.has_value() || EffectiveReadMode(policy, terms) == ReadMode::kObserve ||
       IsAsTightAs(*terms.tolerances, policy.tolerances)) {
     return absl::OkStatus();

@@ -5,9 +5,11 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "kernels/core/policy.h"
+#include "services/gate/policy_override.h"
 
 namespace certkv::gate {
 
@@ -33,9 +35,24 @@ struct Policy {
   int64_t tenant_window_ms = 3'600'000;
   int64_t lease_duration_ms = 30'000;
   ReadMode read_mode = ReadMode::kEnforce;
+  Escalation escalation;
+  // In their order: of two that concern a request and set the same, the later holds. At most
+  // kOverridesMax, and of those with a layer kLayerOverridesMax.
+  std::vector<PolicyOverride> overrides;
+  bool only_listed_tenants = false;  // a tenant that no override names is refused
 };
+inline constexpr int32_t kLayerOverridesMax = kHeadRulesMax / 2;
 // Errors: InvalidArgument [POLICY_INVALID], naming field, value and range. NaN fails.
 absl::Status ValidatePolicy(const Policy& policy);
+
+// The policy for one tenant's requests of one model: overrides of requests are applied, those of
+// layers that concern them are left in it.
+Policy ResolvePolicy(const Policy& policy, const std::string& tenant, const std::string& model);
+// What a resolved policy says of layers and heads.
+std::vector<HeadRule> HeadRulesOf(const Policy& resolved);
+bool SamePolicy(const Policy& a, const Policy& b);
+// One line for people and logs.
+std::string DescribePolicy(const Policy& policy);
 
 // Is every tolerance of `a` at most that of `b`? An output tolerance of 0 is no limit at all.
 bool IsAsTightAs(const Tolerances& a, const Tolerances& b);
@@ -60,7 +77,8 @@ ReadMode EffectiveReadMode(const Policy& policy, const RequestTerms& terms);
 // The tolerances: the tighter of the request's and the policy's; in kObserve, where nothing is
 // repaired, the request's as they are.
 Tolerances EffectiveTolerances(const Policy& policy, const RequestTerms& terms);
-// Errors: InvalidArgument [TOLERANCE_INVALID], looser than the policy outside kObserve.
+// Errors: InvalidArgument [TOLERANCE_INVALID], looser than the policy outside kObserve;
+// [TENANT_UNKNOWN], and the policy takes listed tenants only. `policy` is not resolved.
 absl::Status CheckTerms(const Policy& policy, const RequestTerms& terms);
 
 }  // namespace certkv::gate

@@ -50,15 +50,16 @@ absl::Status ClosedError(absl::string_view name) {
                    absl::StrCat(name, " is closed; open a request under another id"));
 }
 
-Request::Request(std::string name, std::string label, RequestTerms terms, const Policy& policy,
-                 const Limits& limits, int64_t now_ms, std::shared_ptr<TenantBudget> tenant)
+Request::Request(std::string name, std::string label, RequestTerms terms,
+                 const Policy& whole_policy, const Limits& limits, int64_t now_ms,
+                 std::shared_ptr<TenantBudget> tenant)
     : name_(std::move(name)),
       label_(std::move(label)),
       terms_(std::move(terms)),
-      risk_mode_(policy.risk_mode),
-      loss_limit_(policy.cumulative_budget),
-      failure_probability_(policy.failure_probability),
-      slice_share_(policy.budget_slice_share),
+      risk_mode_(whole_policy.risk_mode),
+      loss_limit_(Resolve(whole_policy).cumulative_budget),
+      failure_probability_(whole_policy.failure_probability),
+      slice_share_(whole_policy.budget_slice_share),
       limits_(limits),
       open_time_ms_(now_ms),
       account_(limits.heads_max),
@@ -67,7 +68,7 @@ Request::Request(std::string name, std::string label, RequestTerms terms, const 
   if (risk_mode_ == RiskMode::kThreshold) return;
   const bool is_union = risk_mode_ == RiskMode::kUnion;
   // A tenant's budget is one of worst_case_tv, which kUnion does not spend.
-  budget_.emplace(BudgetLimit(policy), slice_share_,
+  budget_.emplace(BudgetLimit(Resolve(whole_policy)), slice_share_,
                   is_union ? SliceSchedule::kUnion : SliceSchedule::kShare,
                   is_union ? nullptr : std::move(tenant));
 }
@@ -78,6 +79,43 @@ void Request::Touch(int64_t now_ms) {
   ++change_count_;
 }
 
+const Policy& Request::Resolve(const Policy& policy) const {
+  if (policy.overrides.empty()) return policy;
+  if (!resolved_.has_value() || resolved_->version != policy.version) {
+    resolved_ = ResolvePolicy(policy, terms_.tenant, terms_.model);
+  }
+  return *resolved_;
+}
+
+std::vector<HeadRule> Request::RulesNow(const Policy& policy, ReadMode mode, int64_t now_ms) const {
+  if (mode != ReadMode::kEnforce) return {};
+  std::vector<HeadRule> rules = HeadRulesOf(policy);
+  for (HeadRule& rule : rules) {
+    // An override may be looser than the policy, but not than what the request itself asked for.
+    if (terms_.tolerances.has_value() && rule.tv_tolerance >= 0) {
+      rule.tv_tolerance = std::min(rule.tv_tolerance, terms_.tolerances->tv_tolerance);
+    }
+  }
+  for (const HeadRule& rule : escalator_.Rules(now_ms)) rules.push_back(rule);
+  return rules;
+}
+
+void Request::CountRepair(const ReadCertificate& certificate, const Policy& policy,
+                          int64_t now_ms) {
+  // One that was exact from the start is no repair, or an escalation would feed itself.
+  const bool from_the_start = certificate.outcome == Outcome::kExact &&
+                              certificate.first_worst_case_tv == certificate.worst_case_tv;
+  if (certificate.rung == Rung::kNone || from_the_start) return;
+  if (escalator_.AddRepair(certificate.layer, certificate.query_head, policy.escalation, now_ms)) {
+    account_.AddEvent(
+        now_ms, "ESCALATED",
+        absl::StrCat("layer ", certificate.layer, ", query head ", certificate.query_head,
+                     ", or its layer, is read exactly for ", policy.escalation.duration_ms,
+                     " ms: ", policy.escalation.repairs, " repairs in ",
+                     policy.escalation.window_ms, " ms"));
+  }
+}
+
 ReadMode Request::ModeNow(const Policy& policy) const {
   return forced_reason_.empty() ? EffectiveReadMode(policy, terms_) : ReadMode::kExact;
 }
@@ -85,6 +123,7 @@ ReadMode Request::ModeNow(const Policy& policy) const {
 void Request::RenewTerms(const Policy& policy, ReadMode mode, int64_t now_ms, PolicyLease* lease) {
   lease->read_mode = mode;
   lease->tolerances = EffectiveTolerances(policy, terms_);
+  lease->head_rules = RulesNow(policy, mode, now_ms);
   lease->expire_time_ms = now_ms + policy.lease_duration_ms;
   lease->policy_version = policy.version;
   lease->sequence = ++sequence_;
@@ -112,16 +151,23 @@ void Request::RememberLeased(const PolicyLease& lease, int64_t now_ms) {
                                }),
                 leased_.end());
   for (Leased& entry : leased_) {
-    if (entry.read_mode == lease.read_mode && SameTolerances(entry.tolerances, lease.tolerances)) {
+    if (entry.terms.read_mode == lease.read_mode &&
+        SameTolerances(entry.terms.tolerances, lease.tolerances) &&
+        entry.terms.head_rules == lease.head_rules) {
       entry.expire_time_ms = std::max(entry.expire_time_ms, lease.expire_time_ms);
       return;
     }
   }
-  leased_.push_back({lease.read_mode, lease.tolerances, lease.expire_time_ms});
+  Leased entry{{}, lease.expire_time_ms};
+  entry.terms.read_mode = lease.read_mode;
+  entry.terms.tolerances = lease.tolerances;
+  entry.terms.head_rules = lease.head_rules;
+  leased_.push_back(std::move(entry));
 }
 
-absl::StatusOr<PolicyLease> Request::Open(const RequestTerms& terms, const Policy& policy,
+absl::StatusOr<PolicyLease> Request::Open(const RequestTerms& terms, const Policy& whole_policy,
                                           int64_t now_ms) {
+  const Policy& policy = Resolve(whole_policy);
   if (closed_) return ClosedError(name_);
   if (!SameTerms(terms, terms_)) {
     return MakeError(absl::StatusCode::kFailedPrecondition, "REQUEST_MISMATCH",
@@ -187,11 +233,12 @@ std::string Request::WhyOutside(const ReadCertificate& certificate) const {
   }
   bool quantized_allowed = false;
   for (const Leased& entry : leased_) {
-    if (entry.read_mode == ReadMode::kExact) continue;
+    const HeadTerms terms = TermsOf(entry.terms, certificate.layer, certificate.query_head);
+    if (terms.exact) continue;
     quantized_allowed = true;
     if (certificate.outcome == Outcome::kObserved) {
-      if (entry.read_mode == ReadMode::kObserve) return "";
-    } else if (MeetsTolerances(certificate, entry.tolerances)) {
+      if (entry.terms.read_mode == ReadMode::kObserve) return "";
+    } else if (MeetsTolerances(certificate, terms.tolerances)) {
       return "";
     }
   }
@@ -214,6 +261,7 @@ void Request::Count(const ReadCertificate& certificate, const Policy& policy, in
       forced_reason_ = message;
     }
   }
+  CountRepair(certificate, policy, now_ms);
   if (!budget_.has_value()) return;
   if (IsExactByArithmetic(certificate)) {
     budget_->ReportExact(AmountOf(certificate));
@@ -270,7 +318,8 @@ void Request::UpdateReporterLease(const Policy& policy, int64_t now_ms, Reporter
                                      ", or of the tenant's"));
     }
   }
-  const bool terms_changed = lease->read_mode != mode || lease->policy_version != policy.version;
+  const bool terms_changed = lease->read_mode != mode || lease->policy_version != policy.version ||
+                             lease->head_rules != RulesNow(policy, mode, now_ms);
   const bool is_old = lease->expire_time_ms - now_ms < policy.lease_duration_ms * 2 / 3;
   if (terms_changed || is_old) RenewTerms(policy, mode, now_ms, &*lease);
 }
@@ -321,8 +370,9 @@ absl::Status Request::CheckBatch(const ReportBatch& batch) const {
   return absl::OkStatus();
 }
 
-absl::StatusOr<ReportAnswer> Request::Report(const ReportBatch& batch, const Policy& policy,
+absl::StatusOr<ReportAnswer> Request::Report(const ReportBatch& batch, const Policy& whole_policy,
                                              int64_t now_ms) {
+  const Policy& policy = Resolve(whole_policy);
   CERTKV_RETURN_IF_ERROR(CheckBatch(batch));
   Reporter& reporter = reporters_[batch.reporter_id];
   AdoptLease(batch.lease_id, &reporter);
@@ -362,7 +412,8 @@ void Request::Close(int64_t now_ms, absl::string_view event_kind, absl::string_v
   Touch(now_ms);
 }
 
-RequestRisk Request::Risk(const Policy& policy, bool all_heads) const {
+RequestRisk Request::Risk(const Policy& whole_policy, bool all_heads, int64_t now_ms) const {
+  const Policy& policy = Resolve(whole_policy);
   RequestRisk risk;
   risk.request = name_;
   risk.label = label_;
@@ -381,6 +432,7 @@ RequestRisk Request::Risk(const Policy& policy, bool all_heads) const {
         AnytimeLossBound(account_.totals().sums.tv_sum, loss_limit_, failure_probability_);
   }
   risk.read_mode = ModeNow(policy);
+  risk.head_rules = RulesNow(policy, risk.read_mode, now_ms);
   risk.tenant = terms_.tenant;
   risk.model = terms_.model;
   risk.forced_exact = !forced_reason_.empty();

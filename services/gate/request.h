@@ -33,6 +33,7 @@
 #include "absl/types/span.h"
 #include "kernels/core/policy.h"
 #include "services/gate/budget.h"
+#include "services/gate/escalator.h"
 #include "services/gate/policy.h"
 #include "services/gate/risk_account.h"
 #include "services/gate/risk_list.h"
@@ -90,6 +91,7 @@ struct RequestRisk {
   RiskTotals totals;
   std::vector<HeadRisk> heads;  // the riskiest kRiskiestHeads, or all in their order
   std::vector<WorstRead> worst_reads;
+  std::vector<HeadRule> head_rules;  // that leases given now have
   std::vector<RiskEvent> events;
   RiskMode risk_mode = RiskMode::kThreshold;
   Tolerances tolerances;
@@ -140,10 +142,14 @@ class Request {
   void Close(int64_t now_ms, absl::string_view event_kind = "", absl::string_view message = "");
 
   // With all heads it may be large: heads_max of them.
-  RequestRisk Risk(const Policy& policy, bool all_heads = false) const;
+  // The exact heads are those of `now_ms`.
+  RequestRisk Risk(const Policy& policy, bool all_heads = false, int64_t now_ms = 0) const;
   RiskRank Rank(RiskOrder order) const;
   bool Matches(const RiskFilter& filter) const;
 
+  const std::string& name() const { return name_; }
+  const RequestTerms& terms() const { return terms_; }
+  const std::deque<RiskEvent>& events() const { return account_.events(); }
   bool closed() const { return closed_; }
   int64_t last_use_ms() const { return last_use_ms_; }
   // Moves on whenever Risk would answer something else.
@@ -168,11 +174,15 @@ class Request {
   };
   // What was leased, to judge reports by.
   struct Leased {
-    ReadMode read_mode;
-    Tolerances tolerances;
+    PolicyLease terms;  // read_mode, tolerances and head_rules alone
     int64_t expire_time_ms;
   };
 
+  // The policy for this request.
+  const Policy& Resolve(const Policy& policy) const;
+  // What leases say of layers and heads now.
+  std::vector<HeadRule> RulesNow(const Policy& policy, ReadMode mode, int64_t now_ms) const;
+  void CountRepair(const ReadCertificate& certificate, const Policy& policy, int64_t now_ms);
   // Shared conditions of the leases given now.
   ReadMode ModeNow(const Policy& policy) const;
   PolicyLease NewLease(const Policy& policy, int64_t now_ms, Slice* slice);
@@ -204,12 +214,14 @@ class Request {
   const std::string name_;  // "requests/{request}"
   const std::string label_;
   const RequestTerms terms_;
+  mutable std::optional<Policy> resolved_;  // of its version, when that has overrides
   const RiskMode risk_mode_;
   const double loss_limit_;           // kAnytime
   const double failure_probability_;  // kUnion, kAnytime
   const double slice_share_;
   const Limits limits_;
   const int64_t open_time_ms_;
+  Escalator escalator_;
   std::optional<Budget> budget_;  // all modes but kThreshold
   RiskAccount account_;
   std::deque<OpenerLease> opener_leases_;  // the latest kOpenerLeasesMax

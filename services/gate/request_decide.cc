@@ -45,11 +45,17 @@ std::string Request::WhyNotAccepted(const ReadCertificate& certificate,
   return "";
 }
 
-absl::StatusOr<Decision> Request::Decide(const ReadCertificate& certificate, const Policy& policy,
-                                         int64_t now_ms) {
+absl::StatusOr<Decision> Request::Decide(const ReadCertificate& certificate,
+                                         const Policy& whole_policy, int64_t now_ms) {
   if (closed_) return ClosedError(name_);
-  const Tolerances tolerances = EffectiveTolerances(policy, terms_);
-  const ReadMode mode = ModeNow(policy);
+  const Policy& policy = Resolve(whole_policy);
+  PolicyLease lease;
+  lease.read_mode = ModeNow(policy);
+  lease.tolerances = EffectiveTolerances(policy, terms_);
+  lease.head_rules = RulesNow(policy, lease.read_mode, now_ms);
+  const HeadTerms terms = TermsOf(lease, certificate.layer, certificate.query_head);
+  const Tolerances& tolerances = terms.tolerances;
+  const ReadMode mode = terms.exact ? ReadMode::kExact : lease.read_mode;
   Decision decision;
   ReadCertificate accepted = certificate;
   last_use_ms_ = std::max(last_use_ms_, now_ms);
@@ -59,7 +65,7 @@ absl::StatusOr<Decision> Request::Decide(const ReadCertificate& certificate, con
     decision.explanation = "exact";
   } else if (mode == ReadMode::kExact) {
     decision.next_rung = ExactRung(certificate);
-    decision.explanation = "the request reads originals only";
+    decision.explanation = "the request, the layer or the head reads originals only";
   } else if (mode == ReadMode::kObserve) {
     decision.accepted = true;
     const bool meets = MeetsTolerances(certificate, tolerances);
@@ -75,6 +81,7 @@ absl::StatusOr<Decision> Request::Decide(const ReadCertificate& certificate, con
     }
   }
   if (decision.accepted) {
+    CountRepair(accepted, policy, now_ms);
     account_.Record(accepted, /*outside_tolerance=*/false, now_ms);
     Touch(now_ms);
   }

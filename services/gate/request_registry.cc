@@ -1,6 +1,7 @@
 #include "services/gate/request_registry.h"
 
 #include <algorithm>
+#include <tuple>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/core/status.h"
@@ -24,8 +25,27 @@ absl::Status NotFound(absl::string_view request) {
 RequestRegistry::RequestRegistry(const GateConfig& config, const Clock* clock)
     : config_(config),
       clock_(clock),
-      policy_(config.policy),
-      tenant_window_start_ms_(clock->NowMs()) {}
+      policy_(std::make_shared<const Policy>(config.policy)),
+      tenant_window_start_ms_(clock->NowMs()) {
+  policy_changes_.push_back({.time_ms = clock->NowMs(),
+                             .version = config.policy.version,
+                             .source = "start",
+                             .before = "",
+                             .after = DescribePolicy(config.policy)});
+}
+
+std::shared_ptr<const Policy> RequestRegistry::SharedPolicy() const {
+  absl::ReaderMutexLock lock(&mutex_);
+  return policy_;
+}
+
+std::vector<std::shared_ptr<RequestRegistry::Entry>> RequestRegistry::AllEntries() const {
+  absl::ReaderMutexLock lock(&mutex_);
+  std::vector<std::shared_ptr<Entry>> entries;
+  entries.reserve(entries_.size());
+  for (const auto& named : entries_) entries.push_back(named.second);
+  return entries;
+}
 
 absl::StatusOr<std::shared_ptr<RequestRegistry::Entry>> RequestRegistry::Find(
     absl::string_view request) const {
@@ -57,14 +77,14 @@ absl::StatusOr<std::shared_ptr<TenantBudget>> RequestRegistry::TenantOf(const st
                      absl::StrCat("gate keeps the budgets of ", tenants_.size(),
                                   " tenants, which is the most; raise tenant_limit in its config"));
   }
-  return tenants_[tenant] = std::make_shared<TenantBudget>(policy_.tenant_budget);
+  return tenants_[tenant] = std::make_shared<TenantBudget>(policy_->tenant_budget);
 }
 
 void RequestRegistry::RollTenantWindow(int64_t now_ms) {
   const int64_t elapsed_ms = now_ms - tenant_window_start_ms_;
   // A clock that was set back lengthens the window; it never gives a budget twice.
-  if (elapsed_ms < policy_.tenant_window_ms) return;
-  tenant_window_start_ms_ += elapsed_ms / policy_.tenant_window_ms * policy_.tenant_window_ms;
+  if (elapsed_ms < policy_->tenant_window_ms) return;
+  tenant_window_start_ms_ += elapsed_ms / policy_->tenant_window_ms * policy_->tenant_window_ms;
   for (const auto& named : tenants_) named.second->BeginWindow();
 }
 
@@ -93,19 +113,19 @@ absl::StatusOr<PolicyLease> RequestRegistry::OpenRequest(absl::string_view reque
   const std::string name = absl::StrCat(kRequestNamePrefix, request_id);
   const int64_t now_ms = clock_->NowMs();
   absl::MutexLock lock(&mutex_);
-  CERTKV_RETURN_IF_ERROR(CheckTerms(policy_, terms));
+  CERTKV_RETURN_IF_ERROR(CheckTerms(*policy_, terms));
   if (const auto found = entries_.find(name); found != entries_.end()) {
     absl::MutexLock entry_lock(&found->second->mutex);
-    return found->second->request.Open(terms, policy_, now_ms);
+    return found->second->request.Open(terms, *policy_, now_ms);
   }
   CERTKV_RETURN_IF_ERROR(MakeRoom());
   CERTKV_ASSIGN_OR_RETURN(std::shared_ptr<TenantBudget> tenant, TenantOf(terms.tenant));
   const Request::Limits limits{config_.heads_per_request_max, config_.reporters_per_request_max};
-  auto entry = std::make_shared<Entry>(name, std::string(label), terms, policy_, limits, now_ms,
+  auto entry = std::make_shared<Entry>(name, std::string(label), terms, *policy_, limits, now_ms,
                                        std::move(tenant));
   entries_[name] = entry;
   absl::MutexLock entry_lock(&entry->mutex);
-  return entry->request.Open(terms, policy_, now_ms);
+  return entry->request.Open(terms, *policy_, now_ms);
 }
 
 absl::StatusOr<ReportAnswer> RequestRegistry::Report(absl::string_view request,
@@ -118,17 +138,25 @@ absl::StatusOr<ReportAnswer> RequestRegistry::Report(absl::string_view request,
     return answer;
   }
   if (!entry.ok()) return entry.status();
-  const Policy policy = this->policy();
-  absl::MutexLock lock(&(*entry)->mutex);
-  return (*entry)->request.Report(batch, policy, clock_->NowMs());
+  const std::shared_ptr<const Policy> policy = SharedPolicy();
+  absl::StatusOr<ReportAnswer> answer;
+  const RequestTerms* terms = nullptr;
+  {
+    absl::MutexLock lock(&(*entry)->mutex);
+    answer = (*entry)->request.Report(batch, *policy, clock_->NowMs());
+    terms = &(*entry)->request.terms();
+  }
+  // The terms of a request never change.
+  if (answer.ok() && answer->counted) sample_.Add(terms->tenant, terms->model, batch.certificates);
+  return answer;
 }
 
 absl::StatusOr<Decision> RequestRegistry::Decide(absl::string_view request,
                                                  const ReadCertificate& certificate) {
   CERTKV_ASSIGN_OR_RETURN(const std::shared_ptr<Entry> entry, Find(request));
-  const Policy policy = this->policy();
+  const std::shared_ptr<const Policy> policy = SharedPolicy();
   absl::MutexLock lock(&entry->mutex);
-  return entry->request.Decide(certificate, policy, clock_->NowMs());
+  return entry->request.Decide(certificate, *policy, clock_->NowMs());
 }
 
 absl::StatusOr<RequestRisk> RequestRegistry::CloseRequest(absl::string_view request) {
@@ -140,25 +168,26 @@ absl::StatusOr<RequestRisk> RequestRegistry::CloseRequest(absl::string_view requ
     entry->request.Close(now_ms);
     retired_.push_back({std::string(request), now_ms});
   }
-  return entry->request.Risk(policy_);
+  return entry->request.Risk(*policy_, /*all_heads=*/false, now_ms);
 }
 
 absl::StatusOr<RequestRisk> RequestRegistry::GetRisk(absl::string_view request,
                                                      bool all_heads) const {
   CERTKV_ASSIGN_OR_RETURN(const std::shared_ptr<Entry> entry, Find(request));
-  const Policy policy = this->policy();
+  const std::shared_ptr<const Policy> policy = SharedPolicy();
   absl::MutexLock lock(&entry->mutex);
-  return entry->request.Risk(policy, all_heads);
+  return entry->request.Risk(*policy, all_heads, clock_->NowMs());
 }
 
 absl::StatusOr<std::optional<RequestRisk>> RequestRegistry::GetRiskIfChanged(
     absl::string_view request, int64_t* change_count) const {
   CERTKV_ASSIGN_OR_RETURN(const std::shared_ptr<Entry> entry, Find(request));
-  const Policy policy = this->policy();
+  const std::shared_ptr<const Policy> policy = SharedPolicy();
   absl::MutexLock lock(&entry->mutex);
   if (entry->request.change_count() == *change_count) return std::optional<RequestRisk>();
   *change_count = entry->request.change_count();
-  return std::optional<RequestRisk>(entry->request.Risk(policy));
+  return std::optional<RequestRisk>(
+      entry->request.Risk(*policy, /*all_heads=*/false, clock_->NowMs()));
 }
 
 absl::StatusOr<RiskPage> RequestRegistry::ListRisks(const RiskQuery& query) const {
@@ -177,14 +206,8 @@ absl::StatusOr<RiskPage> RequestRegistry::ListRisks(const RiskQuery& query) cons
   if (!query.page_token.empty()) {
     CERTKV_ASSIGN_OR_RETURN(after, DecodePageToken(query.order, query.page_token));
   }
-  std::vector<std::shared_ptr<Entry>> entries;
-  Policy policy;
-  {
-    absl::ReaderMutexLock lock(&mutex_);
-    policy = policy_;
-    entries.reserve(entries_.size());
-    for (const auto& named : entries_) entries.push_back(named.second);
-  }
+  const std::vector<std::shared_ptr<Entry>> entries = AllEntries();
+  const std::shared_ptr<const Policy> policy = SharedPolicy();
   std::vector<std::pair<RiskRank, const Entry*>> ranked;
   for (const auto& entry : entries) {
     absl::MutexLock lock(&entry->mutex);
@@ -198,7 +221,8 @@ absl::StatusOr<RiskPage> RequestRegistry::ListRisks(const RiskQuery& query) cons
   RiskPage page;
   for (size_t i = 0; i < told; ++i) {
     absl::MutexLock lock(&ranked[i].second->mutex);
-    page.risks.push_back(ranked[i].second->request.Risk(policy));
+    page.risks.push_back(
+        ranked[i].second->request.Risk(*policy, /*all_heads=*/false, clock_->NowMs()));
   }
   page.request_count = static_cast<int64_t>(ranked.size());
   if (told < ranked.size()) {
@@ -207,25 +231,56 @@ absl::StatusOr<RiskPage> RequestRegistry::ListRisks(const RiskQuery& query) cons
   return page;
 }
 
-Policy RequestRegistry::policy() const {
-  absl::ReaderMutexLock lock(&mutex_);
-  return policy_;
-}
-
-absl::StatusOr<Policy> RequestRegistry::UpdatePolicy(const Policy& policy) {
+absl::StatusOr<Policy> RequestRegistry::UpdatePolicy(const Policy& policy,
+                                                     absl::string_view source) {
   CERTKV_RETURN_IF_ERROR(ValidatePolicy(policy));
+  const int64_t now_ms = clock_->NowMs();
   absl::MutexLock lock(&mutex_);
-  if (policy.version != 0 && policy.version != policy_.version) {
+  if (policy.version != 0 && policy.version != policy_->version) {
     return MakeError(absl::StatusCode::kAborted, "POLICY_VERSION",
-                     absl::StrCat("the policy in force has version ", policy_.version,
+                     absl::StrCat("the policy in force has version ", policy_->version,
                                   ", the update is for version ", policy.version,
                                   "; get the policy, change it and try again"));
   }
-  const int64_t version = policy_.version + 1;
-  policy_ = policy;
-  policy_.version = version;
-  for (const auto& named : tenants_) named.second->SetLimit(policy_.tenant_budget);
-  return policy_;
+  Policy next = policy;
+  next.version = policy_->version + 1;
+  policy_changes_.push_front({.time_ms = now_ms,
+                              .version = next.version,
+                              .source = std::string(source),
+                              .before = DescribePolicy(*policy_),
+                              .after = DescribePolicy(next)});
+  if (policy_changes_.size() > kPolicyChangesMax) policy_changes_.pop_back();
+  policy_ = std::make_shared<const Policy>(next);
+  for (const auto& named : tenants_) named.second->SetLimit(policy_->tenant_budget);
+  return next;
+}
+
+std::vector<PolicyChange> RequestRegistry::PolicyChanges() const {
+  absl::ReaderMutexLock lock(&mutex_);
+  return {policy_changes_.begin(), policy_changes_.end()};
+}
+
+absl::StatusOr<PolicyTrial> RequestRegistry::TryPolicy(const Policy& policy) const {
+  CERTKV_RETURN_IF_ERROR(ValidatePolicy(policy));
+  return sample_.Try(policy);
+}
+
+std::vector<NamedEvent> RequestRegistry::ListEvents(int64_t since_ms, int32_t count) const {
+  std::vector<NamedEvent> events;
+  for (const std::shared_ptr<Entry>& entry : AllEntries()) {
+    absl::MutexLock lock(&entry->mutex);
+    for (const RiskEvent& event : entry->request.events()) {
+      if (event.time_ms >= since_ms) events.push_back({entry->request.name(), event});
+    }
+  }
+  const size_t told = std::min(events.size(), static_cast<size_t>(count));
+  std::partial_sort(events.begin(), events.begin() + static_cast<std::ptrdiff_t>(told),
+                    events.end(), [](const NamedEvent& a, const NamedEvent& b) {
+                      return std::tie(b.event.time_ms, a.request) <
+                             std::tie(a.event.time_ms, b.request);
+                    });
+  events.resize(told);
+  return events;
 }
 
 int32_t RequestRegistry::Sweep() {
@@ -234,7 +289,7 @@ int32_t RequestRegistry::Sweep() {
   absl::MutexLock lock(&mutex_);
   RollTenantWindow(now_ms);
   // A lease that an update made longer than idle_timeout must not be cut.
-  const int64_t idle_ms = std::max(config_.idle_timeout_ms, policy_.lease_duration_ms);
+  const int64_t idle_ms = std::max(config_.idle_timeout_ms, policy_->lease_duration_ms);
   for (const auto& [name, entry] : entries_) {
     absl::MutexLock entry_lock(&entry->mutex);
     if (entry->request.closed() || now_ms - entry->request.last_use_ms() < idle_ms) continue;

@@ -31,6 +31,7 @@
 #include "services/common/clock.h"
 #include "services/gate/config.h"
 #include "services/gate/policy.h"
+#include "services/gate/policy_trial.h"
 #include "services/gate/request.h"
 
 namespace certkv::gate {
@@ -52,6 +53,23 @@ struct RiskPage {
   std::vector<RequestRisk> risks;  // in the order asked for
   std::string next_page_token;     // "" on the last page
   int64_t request_count = 0;       // that match, on this page and after it
+};
+
+// Who changed the policy, when and to what.
+struct PolicyChange {
+  int64_t time_ms = 0;
+  int64_t version = 0;
+  std::string source;  // "start", "config file", or the peer of an RPC
+  std::string before;  // DescribePolicy
+  std::string after;
+};
+inline constexpr int32_t kPolicyChangesMax = 256;
+inline constexpr int32_t kEventsPerListMax = 1000;
+
+// An event and the request that it is of.
+struct NamedEvent {
+  std::string request;
+  RiskEvent event;
 };
 
 class RequestRegistry {
@@ -84,10 +102,20 @@ class RequestRegistry {
   // Errors: InvalidArgument [PAGE_SIZE_INVALID | PAGE_TOKEN_INVALID | FILTER_INVALID].
   absl::StatusOr<RiskPage> ListRisks(const RiskQuery& query) const;
 
-  Policy policy() const;
-  // `policy.version` is the version it replaces, or 0 for whatever is there.
+  Policy policy() const { return *SharedPolicy(); }
+  // `policy.version` is the version it replaces, or 0 for whatever is there. `source` is for
+  // PolicyChanges.
   // Errors: InvalidArgument [POLICY_INVALID]; Aborted [POLICY_VERSION].
-  absl::StatusOr<Policy> UpdatePolicy(const Policy& policy);
+  absl::StatusOr<Policy> UpdatePolicy(const Policy& policy, absl::string_view source = "");
+  // The latest kPolicyChangesMax, the latest first; the policy at start is one.
+  std::vector<PolicyChange> PolicyChanges() const;
+  // What would `policy` have made of the reads reported lately?
+  // Errors: InvalidArgument [POLICY_INVALID].
+  absl::StatusOr<PolicyTrial> TryPolicy(const Policy& policy) const;
+
+  // Events of all requests that are kept, at or after `since_ms`, the latest first; at most
+  // `count`, in [1, kEventsPerListMax].
+  std::vector<NamedEvent> ListEvents(int64_t since_ms, int32_t count) const;
 
   // Closes idle requests and forgets closed ones. Called about once a second. Returns how many were
   // closed for being idle.
@@ -106,6 +134,8 @@ class RequestRegistry {
   };
 
   absl::StatusOr<std::shared_ptr<Entry>> Find(absl::string_view request) const;
+  std::shared_ptr<const Policy> SharedPolicy() const;
+  std::vector<std::shared_ptr<Entry>> AllEntries() const;
   absl::Status MakeRoom() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Null for "", the budget of no tenant.
   absl::StatusOr<std::shared_ptr<TenantBudget>> TenantOf(const std::string& tenant)
@@ -115,7 +145,9 @@ class RequestRegistry {
   const GateConfig config_;
   const Clock* const clock_;
   mutable absl::Mutex mutex_;
-  Policy policy_ ABSL_GUARDED_BY(mutex_);
+  std::shared_ptr<const Policy> policy_ ABSL_GUARDED_BY(mutex_);  // never null
+  std::deque<PolicyChange> policy_changes_ ABSL_GUARDED_BY(mutex_);
+  PolicyTrialSample sample_;
   absl::flat_hash_map<std::string, std::shared_ptr<Entry>> entries_ ABSL_GUARDED_BY(mutex_);
   std::deque<Retired> retired_ ABSL_GUARDED_BY(mutex_);  // closed requests, in order of closing
   absl::flat_hash_map<std::string, std::shared_ptr<TenantBudget>> tenants_ ABSL_GUARDED_BY(mutex_);

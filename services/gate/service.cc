@@ -8,6 +8,7 @@
 #include <string>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "certkv/gate/v1/gate.grpc.pb.h"
 #include "kernels/core/status.h"
@@ -151,21 +152,76 @@ class GateServer::Core final : public v1::Gate::CallbackService,
                                    v1::Policy* response) override {
     return Unary(context, [&]() -> absl::Status {
       CERTKV_ASSIGN_OR_RETURN(const gate::Policy asked, gate::PolicyFromProto(request->policy()));
-      CERTKV_ASSIGN_OR_RETURN(const gate::Policy policy, registry_.UpdatePolicy(asked));
-      Log(LogLevel::kInfo, "policy_updated",
-          {{"version", policy.version},
-           {"tv_tolerance", policy.tolerances.tv_tolerance},
-           {"value_tolerance", policy.tolerances.value_tolerance},
-           {"output_tolerance", policy.tolerances.output_tolerance},
-           {"read_mode", ReadModeName(policy.read_mode)},
-           {"risk_mode", RiskModeName(policy.risk_mode)},
-           {"peer", context->peer()}});
+      CERTKV_ASSIGN_OR_RETURN(const gate::Policy policy,
+                              registry_.UpdatePolicy(asked, context->peer()));
+      LogPolicy(policy, context->peer());
       *response = gate::PolicyToProto(policy);
       return absl::OkStatus();
     });
   }
 
+  ServerUnaryReactor* TryPolicy(CallbackServerContext* context, const v1::TryPolicyRequest* request,
+                                v1::TryPolicyResponse* response) override {
+    return Unary(context, [&]() -> absl::Status {
+      CERTKV_ASSIGN_OR_RETURN(const gate::Policy asked, gate::PolicyFromProto(request->policy()));
+      CERTKV_ASSIGN_OR_RETURN(const gate::PolicyTrial trial, registry_.TryPolicy(asked));
+      gate::PolicyTrialToProto(trial, response);
+      return absl::OkStatus();
+    });
+  }
+
+  ServerUnaryReactor* ListPolicyChanges(CallbackServerContext* context,
+                                        const v1::ListPolicyChangesRequest*,
+                                        v1::ListPolicyChangesResponse* response) override {
+    return Unary(context, [&]() -> absl::Status {
+      for (const gate::PolicyChange& change : registry_.PolicyChanges()) {
+        gate::PolicyChangeToProto(change, response->add_changes());
+      }
+      return absl::OkStatus();
+    });
+  }
+
+  ServerUnaryReactor* ListRiskEvents(CallbackServerContext* context,
+                                     const v1::ListRiskEventsRequest* request,
+                                     v1::ListRiskEventsResponse* response) override {
+    return Unary(context, [&]() -> absl::Status {
+      const int32_t size = request->page_size();
+      if (size < 0 || size > gate::kEventsPerListMax) {
+        return MakeError(absl::StatusCode::kInvalidArgument, "PAGE_SIZE_INVALID",
+                         absl::StrCat("page_size is ", size, ", must be in [1, ",
+                                      gate::kEventsPerListMax, "], or 0 for 100"));
+      }
+      for (const auto& event : registry_.ListEvents(request->since_ms(), size == 0 ? 100 : size)) {
+        gate::NamedEventToProto(event, response->add_events());
+      }
+      return absl::OkStatus();
+    });
+  }
+
+  // The policy of a config file that was read again.
+  void Reload(const GateConfig& config) {
+    gate::Policy asked = config.policy;
+    const gate::Policy before = registry_.policy();
+    asked.version = before.version;
+    if (gate::SamePolicy(asked, before)) return;
+    asked.version = 0;
+    const absl::StatusOr<gate::Policy> policy = registry_.UpdatePolicy(asked, "config file");
+    if (policy.ok()) {
+      LogPolicy(*policy, "config file");
+    } else {
+      Log(LogLevel::kError, "policy_refused",
+          {{"source", "config file"}, {"message", policy.status().message()}});
+    }
+  }
+
  private:
+  static void LogPolicy(const gate::Policy& policy, absl::string_view source) {
+    Log(LogLevel::kInfo, "policy_updated",
+        {{"version", policy.version},
+         {"source", source},
+         {"policy", gate::DescribePolicy(policy)}});
+  }
+
   void Tick() {
     streams_.TickAll();
     if (++tick_count_ % kTicksPerSweep != 0) return;
@@ -198,5 +254,7 @@ absl::StatusOr<std::unique_ptr<GateServer>> GateServer::Create(
 std::vector<grpc::Service*> GateServer::grpc_services() { return {core_.get()}; }
 
 void GateServer::Drain() { core_->Drain(); }
+
+void GateServer::Reload(const GateConfig& config) { core_->Reload(config); }
 
 }  // namespace certkv

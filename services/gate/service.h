@@ -37,6 +37,10 @@ class GateServer {
   // Unary calls go on. Doesn't block.
   void Drain();
 
+  // Puts the policy of `config` in force for leases given from now on, when it differs from the one
+  // that is. One that is not valid is logged and changes nothing. Other settings need a restart.
+  void Reload(const GateConfig& config);
+
  private:
   class Core;
   explicit GateServer(std::shared_ptr<Core> core);

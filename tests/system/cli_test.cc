@@ -3,12 +3,14 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <csignal>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "tests/system/cluster.h"
 
 namespace certkv {
@@ -16,6 +18,7 @@ namespace {
 
 using nlohmann::json;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 constexpr char kTrace[] = "tests/data/smollm2-135m-4-layers.safetensors";
 
@@ -90,6 +93,79 @@ TEST_F(CliTest, AttendShowsCertificatesAndRiskKnowsTheRequest) {
   EXPECT_EQ(json::parse(risk.output)["read_count"], 9);
   const RunResult list = RunCli(target_ + "--json risk --all");
   EXPECT_EQ(json::parse(list.output)["risks"][0]["request"], "requests/cli-risk");
+}
+
+TEST_F(CliTest, RiskShowsAHeatMapAndTheWorstReads) {
+  ASSERT_EQ(RunCli(absl::StrCat(target_, "attend --trace ", kTrace, " --request mapped")).exit_code,
+            0);
+  const RunResult risk = RunCli(target_ + "risk mapped");
+  ASSERT_EQ(risk.exit_code, 0) << risk.errors;
+  EXPECT_THAT(risk.output, HasSubstr("query heads 0 to 8"));
+  EXPECT_THAT(risk.output, HasSubstr("worst reads"));
+  EXPECT_THAT(risk.output, Not(HasSubstr("\x1b"))) << "no colours but in a terminal";
+  const json data = json::parse(RunCli(target_ + "--json risk mapped").output);
+  EXPECT_EQ(data["heads"].size(), 4u * 9u) << "all of them";
+  EXPECT_EQ(data["worst_reads"].size(), 16u);
+  const RunResult top = RunCli(target_ + "top --count 1");
+  ASSERT_EQ(top.exit_code, 0) << top.errors;
+  EXPECT_THAT(top.output, HasSubstr("open requests, the riskiest first"));
+}
+
+TEST_F(CliTest, PolicyIsTriedSetAndAudited) {
+  ASSERT_EQ(RunCli(absl::StrCat(target_, "attend --trace ", kTrace)).exit_code, 0);
+  const RunResult same = RunCli(target_ + "--json policy try");
+  ASSERT_EQ(same.exit_code, 0) << same.errors;
+  const json as_it_is = json::parse(same.output);
+  EXPECT_GT(std::stoll(as_it_is["read_count"].get<std::string>()), 0);
+  EXPECT_EQ(as_it_is["tried_first"], as_it_is["recorded_first"]);
+  const json strict =
+      json::parse(RunCli(target_ + "--json policy try --tv-tolerance 0.000001").output);
+  EXPECT_EQ(strict["tried_first"], "0");
+  EXPECT_THAT(RunCli(target_ + "policy try").output, HasSubstr("certified at once"));
+  EXPECT_EQ(RunCli(target_ + "policy set --tv-tolerance 0.1").exit_code, 0);
+  const RunResult show = RunCli(target_ + "policy show");
+  EXPECT_THAT(show.output, HasSubstr("\"version\": \"2\""));
+  EXPECT_THAT(show.output, HasSubstr("tv 0.1, value"));
+  EXPECT_THAT(show.output, HasSubstr("start"));
+  EXPECT_EQ(RunCli(target_ + "policy set --tv-tolerance 2").exit_code, 2);
+  const std::string path = absl::StrCat(::testing::TempDir(), "/policy.json");
+  std::ofstream(path) << "{\"tolerances\": 5}";
+  const RunResult bad = RunCli(absl::StrCat(target_, "policy set --file ", path));
+  EXPECT_EQ(bad.exit_code, 1);
+  EXPECT_THAT(bad.errors, HasSubstr("POLICY_INVALID"));
+  EXPECT_THAT(RunCli(target_ + "policy set --file /nowhere").errors, HasSubstr("FILE_NOT_FOUND"));
+  EXPECT_EQ(RunCli(target_ + "events").exit_code, 0);
+}
+
+TEST(ReloadTest, SighupPutsTheFilesPolicyInForceAndABadFileChangesNothing) {
+  auto started = Cluster::Start(ClusterShape::kAllInOne, "gate:\n  tv_tolerance: 0.15\n");
+  ASSERT_TRUE(started.ok()) << started.status();
+  Cluster& cluster = **started;
+  const std::string target = absl::StrCat("--target ", cluster.options().kvstore_target, " ");
+  const auto reload = [&](const std::string& text) {
+    std::ofstream(cluster.ConfigPath(ClusterService::kGate)) << text;
+    cluster.Signal(ClusterService::kGate, SIGHUP);
+  };
+  const auto policy = [&] { return json::parse(RunCli(target + "--json policy show").output); };
+  const auto wait_for_version = [&](const std::string& version) {
+    for (int i = 0; i < 100 && policy()["version"] != version; ++i) {
+      absl::SleepFor(absl::Milliseconds(50));
+    }
+    return policy();
+  };
+  reload("gate:\n  tv_tolerance: 0.05\ngate_overrides:\n  - tenant: a\n    tv_tolerance: 0.01\n");
+  const json second = wait_for_version("2");
+  EXPECT_EQ(second["version"], "2");
+  EXPECT_NEAR(second["tolerances"]["tv_tolerance"].get<double>(), 0.05, 1e-6);
+  EXPECT_EQ(second["overrides"][0]["tenant"], "a");
+  reload("gate:\n  tv_tolerance: 7\n");
+  reload("gate:\n  value_tolerance: 0.02\n");  // what is left out has its default again
+  const json third = wait_for_version("3");
+  EXPECT_EQ(third["version"], "3") << "the bad file was no version";
+  EXPECT_NEAR(third["tolerances"]["tv_tolerance"].get<double>(), 0.2, 1e-6);
+  EXPECT_NEAR(third["tolerances"]["value_tolerance"].get<double>(), 0.02, 1e-6);
+  EXPECT_TRUE(third["overrides"].empty());
+  EXPECT_THAT(cluster.Logs(), HasSubstr("event=config_reloaded"));
 }
 
 TEST_F(CliTest, ATruncatedTraceIsAnErrorThatNamesIt) {

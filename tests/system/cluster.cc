@@ -85,6 +85,14 @@ Cluster::Server& Cluster::Of(ClusterService service) {
   return shape_ == ClusterShape::kAllInOne ? servers_[0] : servers_[static_cast<size_t>(service)];
 }
 
+void Cluster::Signal(ClusterService service, int signal_number) {
+  kill(Of(service).process->pid(), signal_number);
+}
+
+std::string Cluster::ConfigPath(ClusterService service) {
+  return absl::StrCat(directory_, "/", Of(service).program, ".yaml");
+}
+
 client::Options Cluster::options() const {
   client::Options options;
   options.kvstore_target = absl::StrCat("unix:", servers_[0].socket);

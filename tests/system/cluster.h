@@ -33,6 +33,10 @@ class Cluster {
   pid_t pid(ClusterService service) { return Of(service).process->pid(); }
   // SIGKILL to the process that runs `service` (kAllInOne: the one process).
   void Kill(ClusterService service);
+  // Sends the process that runs `service` a signal that it survives.
+  void Signal(ClusterService service, int signal_number);
+  // Its config file, which need not exist.
+  std::string ConfigPath(ClusterService service);
   // Starts it again on the same socket and waits until it serves.
   absl::Status Restart(ClusterService service);
   // SIGTERM to all; errors when one doesn't drain to exit status 0.
