@@ -234,7 +234,7 @@ TEST_P(OutageTest, AKilledWriterLeavesNoSessionAndNoHalfWrittenBlock) {
     kill((*writer)->pid(), SIGKILL);
   }
   int64_t sessions = -1;
-  for (int i = 0; i < 300 && sessions != 0; ++i) {
+  for (int i = 0; i < 3000 && sessions != 0; ++i) {
     const auto stats = store.GetStats();
     ASSERT_TRUE(stats.ok()) << stats.status();
     sessions = stats->session_count() + stats->lease_count();
