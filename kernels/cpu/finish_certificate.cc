@@ -25,6 +25,9 @@ constexpr double kHeavyPriceMax = 0x1p-8;
 // How far the bound may stay above the relaxation's own maximum: the finishing step takes
 // microseconds, and repair and policy look at tolerances of .01 and more.
 constexpr double kGap = 2.5e-4;
+// Above this the float sums of 8 lanes or more, off by 2^-24 per atom added, would be off by more
+// than the 2^-8 that is given for them.
+constexpr int32_t kFloatAtomsMax = 1 << 17;
 // Above this slack a float mass says too little.
 constexpr float kDeltaMax = 0x1p-6f;
 
@@ -77,6 +80,7 @@ FinishMassesFunction MassesOf(CpuIsa isa) {
 }  // namespace
 
 double BoundTv(CpuIsa isa, const FinishArgs& args, FinishWorkspace* workspace) {
+  if (args.atom_count > kFloatAtomsMax) return -1;
   FinishWorkspace::State& state = *workspace->state();
   const int64_t chunks = (int64_t{args.atom_count} + kFinishChunk - 1) / kFinishChunk;
   if (static_cast<int64_t>(state.chunk_mass_max.size()) < chunks) {

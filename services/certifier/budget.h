@@ -1,4 +1,5 @@
-// How much the sum of worst_case_tv may still grow under one policy lease (RiskMode::kCumulative and kAnytime).
+// How much the sum of worst_case_tv may still grow under one policy lease (RiskMode::kCumulative
+// and kAnytime).
 //
 // A head reserves its worst_case_tv before its output is served; the reservation stays spent when
 // the read succeeds and is given back when it ends in an error, because then nothing was served.

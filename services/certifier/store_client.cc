@@ -33,6 +33,7 @@ namespace v1 = certkv::kvstore::v1;
 constexpr absl::string_view kReaderName = "certifier";
 // A store that comes back is found again within about this time.
 constexpr int kReconnectBackoffMaxMs = 500;
+constexpr int kStatsAttemptsMax = 3;
 // Detaching is a courtesy: the session ends with its socket anyway.
 constexpr int64_t kDetachTimeoutMs = 200;
 // Views that may wait for the store at a time.
@@ -236,22 +237,29 @@ class StoreClient::Impl {
   }
 
   // Calls a unary method so that stopping cancels it. Waits for a store that is just restarting.
+  // More than one attempt only for what may be asked twice: a call may still go out on the
+  // connection of a store that died a moment ago, and then fails at once.
   template <typename Request, typename Response>
   absl::Status Call(grpc::Status (v1::KvStore::Stub::*method)(grpc::ClientContext*, const Request&,
                                                               Response*),
-                    const Request& request, Response* response) {
-    grpc::ClientContext context;
-    context.set_wait_for_ready(true);
-    context.set_deadline(std::chrono::system_clock::now() +
-                         std::chrono::milliseconds(options_.timeout_ms));
-    {
+                    const Request& request, Response* response, int attempts_max = 1) {
+    const auto deadline =
+        std::chrono::system_clock::now() + std::chrono::milliseconds(options_.timeout_ms);
+    absl::Status status;
+    for (int attempt = 0; attempt < attempts_max; ++attempt) {
+      grpc::ClientContext context;
+      context.set_wait_for_ready(true);
+      context.set_deadline(deadline);
+      {
+        absl::MutexLock lock(&mutex_);
+        if (stopping_) return Unreachable("the certifier is stopping");
+        context_ = &context;
+      }
+      status = FromGrpcStatus((stub_.get()->*method)(&context, request, response));
       absl::MutexLock lock(&mutex_);
-      if (stopping_) return Unreachable("the certifier is stopping");
-      context_ = &context;
+      context_ = nullptr;
+      if (!absl::IsUnavailable(status)) break;
     }
-    const absl::Status status = FromGrpcStatus((stub_.get()->*method)(&context, request, response));
-    absl::MutexLock lock(&mutex_);
-    context_ = nullptr;
     if (status.ok()) return status;
     return StoreError(status, absl::StrCat("the store at ", options_.store_socket,
                                            " did not answer within ", options_.timeout_ms, " ms"));
@@ -259,7 +267,8 @@ class StoreClient::Impl {
 
   absl::StatusOr<std::shared_ptr<Attachment>> Attach(const SpecDigest& spec_digest) {
     v1::Stats stats;
-    CERTKV_RETURN_IF_ERROR(Call(&v1::KvStore::Stub::GetStats, v1::GetStatsRequest(), &stats));
+    CERTKV_RETURN_IF_ERROR(
+        Call(&v1::KvStore::Stub::GetStats, v1::GetStatsRequest(), &stats, kStatsAttemptsMax));
     const v1::CacheStats* cache = nullptr;
     for (const v1::CacheStats& candidate : stats.caches()) {
       if (candidate.spec_digest() == std::string(spec_digest.view())) cache = &candidate;

@@ -193,8 +193,9 @@ type::ReadMode ReadModeToProto(ReadMode mode) { return static_cast<type::ReadMod
 
 absl::StatusOr<RiskMode> RiskModeFromProto(type::RiskMode proto) {
   if (proto == type::RISK_MODE_UNSPECIFIED || !type::RiskMode_IsValid(proto)) {
-    return Invalid("RISK_MODE_INVALID", absl::StrCat("risk_mode is ", static_cast<int>(proto),
-                                                     ", must be THRESHOLD, CUMULATIVE, UNION or ANYTIME"));
+    return Invalid("RISK_MODE_INVALID",
+                   absl::StrCat("risk_mode is ", static_cast<int>(proto),
+                                ", must be THRESHOLD, CUMULATIVE, UNION or ANYTIME"));
   }
   return static_cast<RiskMode>(proto);
 }

@@ -333,6 +333,33 @@ TEST(FinishCertificateLengthTest, StaysWithinAThousandthOfTheReference) {
   }
 }
 
+// Float sums of so many masses would say too little.
+TEST(FinishCertificateLengthTest, LeavesVeryLongReadsToTheReference) {
+  constexpr int32_t kCount = (1 << 17) + 1;
+  std::mt19937_64 random(29);
+  std::normal_distribution<float> normal;
+  std::vector<float> lse(kCount), max(kCount), half_width(kCount);
+  for (int32_t a = 0; a < kCount; ++a) {
+    lse[a] = 3 * normal(random);
+    max[a] = lse[a] - 2;
+    half_width[a] = 0.1f * std::exp(normal(random));
+  }
+  FinishArgs args{};
+  args.atom_count = kCount;
+  args.block_lse = lse.data();
+  args.block_max_logit = max.data();
+  args.logit_half_width = half_width.data();
+  args.sink_index = -1;
+  FinishWorkspace workspace;
+  Certificate reference;
+  Certificate fast;
+  ASSERT_TRUE(FinishCertificate(Backend::kReference, args, &workspace, &reference).ok());
+  ASSERT_TRUE(FinishCertificate(Backend::kCpu, args, &workspace, &fast).ok());
+  EXPECT_EQ(fast.worst_case_tv, reference.worst_case_tv);
+  EXPECT_GT(fast.worst_case_tv, 0.01f);
+  EXPECT_LT(fast.worst_case_tv, 0.5f);
+}
+
 INSTANTIATE_TEST_SUITE_P(Backends, FinishCertificateTest,
                          ::testing::Values(Backend::kReference, Backend::kCpu),
                          [](const auto& info) { return BackendName(info.param); });
