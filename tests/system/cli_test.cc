@@ -9,6 +9,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "tests/system/cluster.h"
@@ -159,6 +160,11 @@ TEST(ReloadTest, SighupPutsTheFilesPolicyInForceAndABadFileChangesNothing) {
   EXPECT_NEAR(second["tolerances"]["tv_tolerance"].get<double>(), 0.05, 1e-6);
   EXPECT_EQ(second["overrides"][0]["tenant"], "a");
   reload("gate:\n  tv_tolerance: 7\n");
+  // Only then the next: a server reads the file when it gets to the signal.
+  for (int i = 0; i < 100 && !absl::StrContains(cluster.Logs(), "event=config_refused"); ++i) {
+    absl::SleepFor(absl::Milliseconds(50));
+  }
+  ASSERT_THAT(cluster.Logs(), HasSubstr("event=config_refused"));
   reload("gate:\n  value_tolerance: 0.02\n");  // what is left out has its default again
   const json third = wait_for_version("3");
   EXPECT_EQ(third["version"], "3") << "the bad file was no version";
