@@ -23,36 +23,37 @@ struct Prefetcher {
   // Past the second range the cursor starts it again: lines that are in the cache cost nothing,
   // lines beyond the range would.
   [[gnu::always_inline]] void Step(int lines) {
-    const uint8_t* p = at - 64 * (kPrefetchLinesMax - lines);
+    // In integers: the cursor may be null or beyond its range, where pointers must not be moved.
+    const uintptr_t p = reinterpret_cast<uintptr_t>(at) - 64 * (kPrefetchLinesMax - lines);
     switch (lines) {
       case 8:
-        V::Prefetch(p);
+        V::Prefetch(reinterpret_cast<const uint8_t*>(p));
         [[fallthrough]];
       case 7:
-        V::Prefetch(p + 64);
+        V::Prefetch(reinterpret_cast<const uint8_t*>(p + 64));
         [[fallthrough]];
       case 6:
-        V::Prefetch(p + 128);
+        V::Prefetch(reinterpret_cast<const uint8_t*>(p + 128));
         [[fallthrough]];
       case 5:
-        V::Prefetch(p + 192);
+        V::Prefetch(reinterpret_cast<const uint8_t*>(p + 192));
         [[fallthrough]];
       case 4:
-        V::Prefetch(p + 256);
+        V::Prefetch(reinterpret_cast<const uint8_t*>(p + 256));
         [[fallthrough]];
       case 3:
-        V::Prefetch(p + 320);
+        V::Prefetch(reinterpret_cast<const uint8_t*>(p + 320));
         [[fallthrough]];
       case 2:
-        V::Prefetch(p + 384);
+        V::Prefetch(reinterpret_cast<const uint8_t*>(p + 384));
         [[fallthrough]];
       case 1:
-        V::Prefetch(p + 448);
+        V::Prefetch(reinterpret_cast<const uint8_t*>(p + 448));
         [[fallthrough]];
       default:
         break;
     }
-    at += 64 * lines;
+    at = reinterpret_cast<const uint8_t*>(reinterpret_cast<uintptr_t>(at) + 64 * lines);
     if (__builtin_expect(at >= end, 0)) {
       at = next_begin;
       end = next_end;
