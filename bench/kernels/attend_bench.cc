@@ -8,7 +8,6 @@
 // bandwidth of shared machines drift.
 #include <algorithm>
 #include <cstdio>
-#include <fstream>
 #include <memory>
 #include <string>
 #include <vector>
@@ -209,15 +208,7 @@ int Main() {
   results["rounds"] = absl::GetFlag(FLAGS_rounds);
   std::printf("%s\n", results.dump(2).c_str());
   results["rows"] = rows;
-  const std::string path = absl::GetFlag(FLAGS_json);
-  if (path.empty()) return 0;
-  std::ofstream file(path);
-  file << results.dump(2) << "\n";
-  if (!file.good()) {
-    std::fprintf(stderr, "can't write --json=%s\n", path.c_str());
-    return 1;
-  }
-  return 0;
+  return WriteReport(results, absl::GetFlag(FLAGS_json)) ? 0 : 1;
 }
 
 }  // namespace

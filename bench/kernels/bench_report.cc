@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstdio>
 #include <ctime>
 #include <fstream>
 
@@ -81,6 +82,16 @@ nlohmann::json DescribeRun() {
 }
 
 std::string HugePagesInUse() { return ReadField("/proc/self/smaps_rollup", "AnonHugePages"); }
+
+bool WriteReport(const nlohmann::json& report, const std::string& path) {
+  if (path.empty()) return true;
+  std::ofstream file(path);
+  file << report.dump(2) << "\n";
+  file.close();
+  if (file.good()) return true;
+  std::fprintf(stderr, "%s: cannot be written; choose another place with --json\n", path.c_str());
+  return false;
+}
 
 int64_t LastLevelCacheBytes() {
   // What this machine's cores share; cpuid, which sysconf asks, may tell the whole host's.

@@ -1,4 +1,4 @@
-// What a benchmark says about where it ran, and clocks.
+// What a benchmark says about where it ran, its file, and clocks.
 #ifndef CERTKV_BENCH_KERNELS_BENCH_REPORT_H_
 #define CERTKV_BENCH_KERNELS_BENCH_REPORT_H_
 
@@ -12,6 +12,10 @@ namespace certkv::bench {
 
 // CPU, clock, caches, kernel, compiler, commit, instruction set of Backend::kCpu.
 nlohmann::json DescribeRun();
+
+// Writes `report` to `path`; to nothing when it is "". False, with a line on stderr, when the file
+// can't be written.
+bool WriteReport(const nlohmann::json& report, const std::string& path);
 
 // Bytes of the last-level cache, 32 MiB when the system doesn't say.
 int64_t LastLevelCacheBytes();

@@ -8,7 +8,6 @@
 #include <cmath>
 #include <cstdio>
 #include <cstring>
-#include <fstream>
 #include <random>
 #include <string>
 #include <vector>
@@ -160,11 +159,8 @@ int main(int argc, char** argv) {
     std::printf("%10d %8.4f %8.4f\n", capacity, lru, reuse);
     sizes.push_back({{"blocks", capacity}, {"lru", lru}, {"reuse", reuse}});
   }
-  if (const std::string path = absl::GetFlag(FLAGS_json); !path.empty()) {
-    const nlohmann::json report = {{"run", certkv::bench::DescribeRun()},
-                                   {"requests", absl::GetFlag(FLAGS_requests)},
-                                   {"hit_rates", sizes}};
-    std::ofstream(path) << report.dump(2) << "\n";
-  }
-  return 0;
+  const nlohmann::json report = {{"run", certkv::bench::DescribeRun()},
+                                 {"requests", absl::GetFlag(FLAGS_requests)},
+                                 {"hit_rates", sizes}};
+  return certkv::bench::WriteReport(report, absl::GetFlag(FLAGS_json)) ? 0 : 1;
 }

@@ -11,7 +11,6 @@
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
-#include <fstream>
 #include <memory>
 #include <string>
 #include <thread>
@@ -302,14 +301,7 @@ int Run() {
   }
   report["decide"] = bench.Decide();
   std::printf("%s\n", report["decide"].dump().c_str());
-  const std::string path = absl::GetFlag(FLAGS_json);
-  if (path.empty()) return 0;
-  std::ofstream file(path);
-  file << report.dump(2) << "\n";
-  file.close();
-  if (file.good()) return 0;
-  std::fprintf(stderr, "%s: cannot be written\n", path.c_str());
-  return 1;
+  return WriteReport(report, absl::GetFlag(FLAGS_json)) ? 0 : 1;
 }
 
 }  // namespace

@@ -5,7 +5,6 @@
 //   reads   a certified read of 32,768 tokens with checksums verified once, and in every read
 #include <algorithm>
 #include <cstdio>
-#include <fstream>
 #include <memory>
 #include <string>
 #include <vector>
@@ -142,8 +141,5 @@ int main(int argc, char** argv) {
                                  {"scrub", certkv::bench::ScrubRate()},
                                  {"reads", certkv::bench::ReadCost()}};
   std::printf("%s\n", report.dump(2).c_str());
-  if (const std::string path = absl::GetFlag(FLAGS_json); !path.empty()) {
-    std::ofstream(path) << report.dump(2) << "\n";
-  }
-  return 0;
+  return certkv::bench::WriteReport(report, absl::GetFlag(FLAGS_json)) ? 0 : 1;
 }

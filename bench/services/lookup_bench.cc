@@ -10,7 +10,6 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <memory>
 #include <string>
 #include <vector>
@@ -272,14 +271,7 @@ int Run() {
   std::printf("SealBlocks, %d blocks of %ld KiB: %.1f ms, %.2f GB/s of originals\n", kSealBatch,
               static_cast<long>(bench.block_bytes() >> 10), seal_seconds * 1e3,
               seal_bytes / seal_seconds * 1e-9);
-  const std::string path = absl::GetFlag(FLAGS_json);
-  if (path.empty()) return 0;
-  std::ofstream file(path);
-  file << report.dump(2) << "\n";
-  file.close();
-  if (file.good()) return 0;
-  std::fprintf(stderr, "%s: cannot be written\n", path.c_str());
-  return 1;
+  return WriteReport(report, absl::GetFlag(FLAGS_json)) ? 0 : 1;
 }
 
 }  // namespace

@@ -2,7 +2,6 @@
 // as its own process under the load of other workers; the clock starts before kill(2) and stops
 // when GetStats says that the victim's cache has no session, leased or half-written block.
 #include <cstdio>
-#include <fstream>
 #include <string>
 
 #include "absl/flags/flag.h"
@@ -38,8 +37,5 @@ int main(int argc, char** argv) {
                                  {"p99_ms", result->Percentile(99)},
                                  {"worst_ms", result->Percentile(100)}};
   std::printf("%s\n", report.dump(2).c_str());
-  if (const std::string path = absl::GetFlag(FLAGS_json); !path.empty()) {
-    std::ofstream(path) << report.dump(2) << "\n";
-  }
-  return 0;
+  return certkv::bench::WriteReport(report, absl::GetFlag(FLAGS_json)) ? 0 : 1;
 }

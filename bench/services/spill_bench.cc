@@ -7,7 +7,6 @@
 
 #include <cstdio>
 #include <filesystem>
-#include <fstream>
 #include <functional>
 #include <random>
 #include <string>
@@ -138,10 +137,7 @@ int Main() {
       {"open", OpenTime(fs::path(base) / "index")}};
   fs::remove_all(base);
   std::printf("%s\n", report.dump(2).c_str());
-  if (const std::string path = absl::GetFlag(FLAGS_json); !path.empty()) {
-    std::ofstream(path) << report.dump(2) << "\n";
-  }
-  return 0;
+  return WriteReport(report, absl::GetFlag(FLAGS_json)) ? 0 : 1;
 }
 
 }  // namespace

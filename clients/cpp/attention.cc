@@ -202,8 +202,8 @@ absl::Status AttentionImpl::UpdateView(const PolicyLease& lease) {
       *request.add_appended_blocks() = BlockHandleToProto(sequence_.blocks()[i]);
     }
     whole = end == sequence_.blocks().size();
-    SetTail(request.mutable_tail());
-    if (!whole) request.mutable_tail()->Clear();  // the tail comes after the last block
+    v1::Tail* tail = request.mutable_tail();
+    if (whole) SetTail(tail);  // else there is none: it comes after the last block
     *request.mutable_policy() = PolicyLeaseToProto(lease);
     v1::UpdateViewResponse response;
     CERTKV_RETURN_IF_ERROR(CallUnary(worker_.options().rpc_timeout_ms, Retry::kNever,

@@ -248,7 +248,9 @@ void FinishHead(const AttendState& s, const AttendKernels& kernels, int g) {
   }
 }
 
-const AttendKernels& KernelsOf(CpuIsa isa) {
+}  // namespace
+
+const AttendKernels& AttendKernelsOf(CpuIsa isa) {
   switch (isa) {
 #if defined(__x86_64__)
     case CpuIsa::kAvx2:
@@ -266,8 +268,6 @@ const AttendKernels& KernelsOf(CpuIsa isa) {
   CERTKV_CHECK(false, "isa is one of SupportedIsas()");
   return kAttendPortable;
 }
-
-}  // namespace
 
 int64_t AttendWorkspaceBytes(const AttendArgs& args) {
   Arena arena(nullptr);
@@ -292,7 +292,7 @@ void AttendWith(const AttendKernels& kernels, const AttendArgs& args, const Atte
 }
 
 void Attend(CpuIsa isa, const AttendArgs& args, const AttendResult& result, void* workspace) {
-  AttendWith(KernelsOf(isa), args, result, workspace, nullptr);
+  AttendWith(AttendKernelsOf(isa), args, result, workspace, nullptr);
 }
 
 }  // namespace certkv::cpu

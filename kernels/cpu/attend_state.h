@@ -16,6 +16,7 @@
 #include "kernels/core/tile_layout.h"
 #include "kernels/cpu/finish_state.h"
 #include "kernels/ops/attend.h"
+#include "kernels/ops/backend.h"
 
 namespace certkv::cpu {
 
@@ -96,6 +97,9 @@ struct AttendKernels {
 extern const AttendKernels kAttendPortable;
 extern const AttendKernels kAttendAvx2;
 extern const AttendKernels kAttendAvx512;
+
+// Those of `isa`, one of SupportedIsas().
+const AttendKernels& AttendKernelsOf(CpuIsa isa);
 
 // Cache lines that one step of the loops over keys and over values asks for, each in [0, 8].
 struct PrefetchSchedule {

@@ -10,7 +10,6 @@
 
 #include "kernels/bounds/rounding.h"
 #include "kernels/bounds/worst_case_tv.h"
-#include "kernels/core/check.h"
 #include "kernels/cpu/attend_state.h"
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/finish_state.h"
@@ -58,25 +57,6 @@ double FindHeavyTokens(const FinishArgs& args, const FinishMasses& masses, float
   return RoundUp(price_max);
 }
 
-FinishMassesFunction MassesOf(CpuIsa isa) {
-  switch (isa) {
-#if defined(__x86_64__)
-    case CpuIsa::kAvx2:
-      return kAttendAvx2.finish_masses;
-    case CpuIsa::kAvx512Vnni:
-      return kAttendAvx512.finish_masses;
-#else
-    case CpuIsa::kAvx2:
-    case CpuIsa::kAvx512Vnni:
-      break;
-#endif
-    case CpuIsa::kPortable:
-      return kAttendPortable.finish_masses;
-  }
-  CERTKV_CHECK(false, "isa is one of SupportedIsas()");
-  return kAttendPortable.finish_masses;
-}
-
 }  // namespace
 
 double BoundTv(CpuIsa isa, const FinishArgs& args, FinishWorkspace* workspace) {
@@ -98,7 +78,7 @@ double BoundTv(CpuIsa isa, const FinishArgs& args, FinishWorkspace* workspace) {
   masses.mass = state.float_mass.data();
   masses.half_width = state.float_half_width.data();
   masses.chunk_mass_max = state.chunk_mass_max.data();
-  MassesOf(isa)(&masses);
+  AttendKernelsOf(isa).finish_masses(&masses);
   if (!masses.valid || !(masses.delta_max <= kDeltaMax)) return -1;
 
   // sum mass (e^delta - 1) / total <= (1 + delta_max) sum mass delta / total; 2^-8 covers the sums.
