@@ -4,6 +4,7 @@
 x: arithmetic per byte read, 4 d G operations per token (multiply and add, keys and values) over the
 bytes of a token; y: operations per second. The slope is the bandwidth of a plain sum of the same
 memory in the same run; the flat roof is two 8-lane FMAs a cycle at the clock that the run measured.
+Colour is the format, shape the size of the GQA group.
 """
 import json
 import math
@@ -12,6 +13,8 @@ import sys
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 760, 460, 70, 150, 20, 50
 X_RANGE, Y_RANGE = (0.5, 40.0), (4.0, 200.0)
 COLORS = {"F16": "#7f7f7f", "K8V4": "#1f77b4", "K8V8": "#2ca02c", "K6V4": "#d62728"}
+# Of a GQA group of 1, 4, 8 query heads: an outline around (0, 0).
+SHAPES = {1: "M-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0z", 4: "M-4-4h8v8h-8z", 8: "M0-5.5L5.5 4.5h-11z"}
 FLOP_PER_CYCLE = 32
 
 
@@ -41,13 +44,20 @@ def axes():
     return out
 
 
+def marker(x, y, group_size, color):
+    return f'<path transform="translate({x:.1f} {y:.1f})" d="{SHAPES[group_size]}" fill="{color}"/>'
+
+
 def roof(bandwidth, peak):
+    """The two roofs; the slope's label lies along it, above the line."""
     ridge = peak / bandwidth
     (x0, y0), (x1, y1) = place(X_RANGE[0], X_RANGE[0] * bandwidth), place(ridge, peak)
     x2, _ = place(X_RANGE[1], peak)
     line = f'<path d="M{x0:.1f} {y0:.1f}L{x1:.1f} {y1:.1f}H{x2:.1f}" fill="none" stroke="black"/>'
-    return [line, text(x0 + 60, y0 - 50, f"{bandwidth:.1f} GB/s", "start"),
-            text(x2, y1 - 6, f"{peak:.0f} Gop/s FMA", "end")]
+    angle = math.degrees(math.atan2(y1 - y0, x1 - x0))
+    middle = f"translate({(x0 + x1) / 2:.1f} {(y0 + y1) / 2:.1f}) rotate({angle:.1f})"
+    return [line, f'<g transform="{middle}">{text(0, -7, f"{bandwidth:.1f} GB/s, sum of the same memory")}</g>',
+            text(x2, y1 - 7, f"{peak:.0f} Gop/s, two FMAs a cycle", "end")]
 
 
 def points(rows):
@@ -56,16 +66,22 @@ def points(rows):
         parts = row["name"].split("/")
         if parts[0] != "attend" or parts[1] not in COLORS or "uncertified" in row["name"]:
             continue
-        if row["head_dim"] != 128:
+        if row["head_dim"] != 128 or row["group_size"] not in SHAPES:
             continue
         work = 4 * row["head_dim"] * row["group_size"]
         x, y = place(work / row["bytes_per_token"], work / row["ns_per_token"])
-        color = COLORS[parts[1]]
-        out.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{color}"/>')
-        out.append(text(x + 7, y + 4, f"G={row['group_size']}", "start", color))
+        out.append(marker(x, y, row["group_size"], COLORS[parts[1]]))
+    return out
+
+
+def legend():
+    left, out = WIDTH - RIGHT + 25, []
     for k, (name, color) in enumerate(COLORS.items()):
-        out.append(f'<circle cx="{WIDTH - RIGHT + 25}" cy="{TOP + 20 + 20 * k}" r="4" fill="{color}"/>')
-        out.append(text(WIDTH - RIGHT + 35, TOP + 24 + 20 * k, name, "start", color))
+        out.append(f'<path d="M{left - 6} {TOP + 20 + 20 * k}h12" stroke="{color}" stroke-width="8"/>')
+        out.append(text(left + 14, TOP + 24 + 20 * k, name, "start", color))
+    for k, group_size in enumerate(SHAPES):
+        y = TOP + 115 + 20 * k
+        out += [marker(left, y, group_size, "#333"), text(left + 14, y + 4, f"G = {group_size}", "start")]
     return out
 
 
@@ -75,6 +91,7 @@ def main():
     rows = run["rows"]
     sums = sorted(r["read_sum_gigabytes_per_second"] for r in rows if r["name"].startswith("attend"))
     lines = axes() + roof(sums[len(sums) // 2], FLOP_PER_CYCLE * run["clock_gigahertz"]) + points(rows)
+    lines += legend()
     with open(sys.argv[2], "w", encoding="utf-8") as file:
         file.write(f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}" '
                    'font-family="sans-serif" font-size="12">\n' + "\n".join(lines) + "\n</svg>\n")
