@@ -109,15 +109,6 @@ WorstCaseTvResult WorstCaseTv(const TvAtoms<Mass, HalfWidth>& atoms,
   return WorstCaseTv(atoms, options, &workspace);
 }
 
-// Certified skipping (section 9). A read that serves the softmax over the tokens R alone, where the
-// exact probability of the skipped ones is at most u, is off by at most u + (1 - u) * TV*(R).
-// Both in [0, 1]; anything else, and NaN, counts as 1. Rounded up.
-double MixWithSkipped(double skipped_share, double worst_case_tv);
-
-// u = U / (U + L) from natural logarithms of U = sum_skipped e^{l^ + c} (an upper bound) and
-// L = sum_kept e^{l^ - c} (a lower bound). Rounded up; 0 when U is 0, 1 when NaN or L is 0.
-double SkippedShare(double skipped_lse_nat, double kept_lse_nat);
-
 }  // namespace certkv
 
 #endif  // CERTKV_KERNELS_BOUNDS_WORST_CASE_TV_H_

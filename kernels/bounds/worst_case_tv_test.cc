@@ -348,43 +348,5 @@ TEST(WorstCaseTvTest, WorkspaceIsCleanAfterMassesThatCancel) {
   EXPECT_EQ(WorstCaseTv(atoms, {}, &workspace).worst_case_tv, expected);
 }
 
-TEST(MixWithSkippedTest, IsNeverBelowTheFormula) {
-  std::mt19937_64 random(12);
-  std::uniform_real_distribution<double> uniform(0, 1);
-  for (int trial = 0; trial < 20000; ++trial) {
-    const double u = uniform(random);
-    const double tv = uniform(random);
-    const long double exact = u + (1 - static_cast<long double>(u)) * tv;
-    // The exact value has 106 bits: long double rounds it by up to 2^-65.
-    ASSERT_GE(static_cast<long double>(MixWithSkipped(u, tv)), exact - 0x1p-64L) << "seed 12";
-    ASSERT_LE(MixWithSkipped(u, tv), static_cast<double>(exact) + 0x1p-50);
-  }
-}
-
-TEST(MixWithSkippedTest, RoundsUpAndStaysInRange) {
-  EXPECT_EQ(MixWithSkipped(0, 0.25), std::nextafter(0.25, 1.0));
-  EXPECT_EQ(MixWithSkipped(0, 0), 0);
-  EXPECT_EQ(MixWithSkipped(1, 0.3), 1);
-  EXPECT_NEAR(MixWithSkipped(0.1, 0.2), 0.28, 1e-15);
-  EXPECT_GE(MixWithSkipped(0.1, 0.2), 0.1 + 0.9 * 0.2);
-  for (const double bad : {kNan, -0.1, 1.1, kInf}) {
-    EXPECT_EQ(MixWithSkipped(bad, 0), 1) << bad;
-    EXPECT_EQ(MixWithSkipped(0.5, bad), 1) << bad;
-  }
-}
-
-TEST(SkippedShareTest, IsTheShareRoundedUp) {
-  EXPECT_GE(SkippedShare(0, 0), 0.5);
-  EXPECT_LE(SkippedShare(0, 0), 0.5 * (1 + 0x1p-17));
-  EXPECT_EQ(SkippedShare(-kInf, 0), 0);
-  EXPECT_EQ(SkippedShare(-kInf, -kInf), 0);
-  EXPECT_EQ(SkippedShare(0, -kInf), 1);
-  EXPECT_EQ(SkippedShare(kInf, kInf), 1);
-  EXPECT_EQ(SkippedShare(kNan, 0), 1);
-  EXPECT_EQ(SkippedShare(0, kNan), 1);
-  EXPECT_GT(SkippedShare(-2000, 2000), 0);  // not 0: something was skipped
-  EXPECT_GE(SkippedShare(-2, 3), 1 / (1 + std::exp(5.0)));
-}
-
 }  // namespace
 }  // namespace certkv

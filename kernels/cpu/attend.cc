@@ -10,6 +10,7 @@
 
 #include "kernels/core/check.h"
 #include "kernels/core/witness.h"
+#include "kernels/cpu/attend_prepare.h"
 #include "kernels/cpu/attend_state.h"
 #include "kernels/cpu/cpu.h"
 
@@ -35,25 +36,9 @@ const float* SharedWitnessTable() {
   return table.width;
 }
 
-// Hands out 64-byte aligned pieces of the workspace. With a null base it only counts.
-class Arena {
- public:
-  explicit Arena(void* base) : base_(static_cast<uint8_t*>(base)) {}
-  template <typename T>
-  T* Take(int64_t count) {
-    T* piece = base_ == nullptr ? nullptr : reinterpret_cast<T*>(base_ + used_);
-    used_ += (count * static_cast<int64_t>(sizeof(T)) + 63) / 64 * 64;
-    return piece;
-  }
-  int64_t used() const { return used_; }
+}  // namespace
 
- private:
-  uint8_t* base_;
-  int64_t used_ = 0;
-};
-
-// Takes every array; returns the state, or null with a null base.
-AttendState* LayOut(const AttendArgs& args, Arena* arena) {
+AttendState* LayOut(const AttendArgs& args, int32_t atom_count, Arena* arena) {
   const int64_t heads = args.group_size;
   AttendState counted;
   auto* state = arena->Take<AttendState>(1);
@@ -72,10 +57,12 @@ AttendState* LayOut(const AttendArgs& args, Arena* arena) {
   s.tile_scale = arena->Take<float>(kRow);
   s.tile_middle = arena->Take<float>(kRow);
   s.witness = arena->Take<float>(kWitnessBandsMax * kTileTokens);
-  s.atom_ref = arena->Take<float>(heads * AttendAtomCount(args));
+  s.atom_ref = arena->Take<float>(heads * atom_count);
   s.tile_ref = arena->Take<float>(heads * args.tile_count);
   return state;
 }
+
+namespace {
 
 // Smallest float >= bound; +infinity for NaN.
 float RoundUp(double bound) {
@@ -124,8 +111,9 @@ void PrepareHead(AttendState* s, int g) {
   head.mass = std::exp2(sink * kLog2E - head.ref);
 }
 
-void Prepare(const AttendArgs& args, const AttendResult& result, const PrefetchSchedule* schedule,
-             AttendState* s) {
+}  // namespace
+
+void Prepare(const AttendArgs& args, const AttendResult& result, AttendState* s) {
   const TileLayout& layout = *args.layout;
   s->args = &args;
   s->result = &result;
@@ -133,6 +121,7 @@ void Prepare(const AttendArgs& args, const AttendResult& result, const PrefetchS
   s->value_dim = layout.value_dim;
   s->atoms_per_tile = layout.witness_bands == 0 ? 1 : kSubBlocksPerTile;
   s->atom_count = AttendAtomCount(args);
+  s->first_tail_atom = args.tile_count * s->atoms_per_tile;
   s->tile_begin =
       static_cast<int32_t>(std::min<int64_t>(args.token_begin / kTileTokens, args.tile_count));
   s->tile_end = static_cast<int32_t>(
@@ -147,19 +136,26 @@ void Prepare(const AttendArgs& args, const AttendResult& result, const PrefetchS
   s->value_levels = layout.value_format == ValueFormat::kV4   ? 15.0f
                     : layout.value_format == ValueFormat::kV8 ? 255.0f
                                                               : 0.0f;
-  s->key_lines = schedule == nullptr ? -1 : schedule->key_lines;
-  s->value_lines = schedule == nullptr ? -1 : schedule->value_lines;
+  s->key_lines = -1;
+  s->value_lines = -1;
   s->value_radius = 0;
   s->witness_table = SharedWitnessTable();
   const int64_t heads = args.group_size;
   std::memset(s->rotated, 0, sizeof(float) * heads * kRow);
   std::memset(s->plain, 0, sizeof(float) * heads * kRow);
   for (int g = 0; g < args.group_size; ++g) PrepareHead(s, g);
+}
 
-  // Atoms and tiles outside the range are never touched: they have mass 0.
+namespace {
+
+// Atoms and tiles outside the range are never touched: they have mass 0.
+void ClearUntouched(AttendState* s) {
+  const AttendArgs& args = *s->args;
+  const AttendResult& result = *s->result;
   const bool whole = args.token_begin == 0 &&
                      args.token_end == int64_t{args.tile_count} * kTileTokens + args.tail_count;
   if (whole) return;
+  const int64_t heads = args.group_size;
   const int64_t atoms = heads * s->atom_count;
   std::fill_n(result.block_lse, atoms, 0.0f);
   std::fill_n(result.block_max_logit, atoms, -kInfinity);
@@ -212,11 +208,13 @@ double RoundingTerm(const AttendState& s, const HeadState& head) {
   return (rotated + plain + absent) / head.mass * (1 + 0x1p-10);
 }
 
-void FinishHead(const AttendState& s, const AttendKernels& kernels, int g) {
+}  // namespace
+
+void FinishHead(const AttendState& s, const AttendKernels& kernels, int32_t sink_atom, int g) {
   const AttendArgs& args = *s.args;
   const AttendResult& result = *s.result;
   const HeadState& head = s.heads[g];
-  const int64_t sink = int64_t{g} * s.atom_count + s.atom_count - 1;
+  const int64_t sink = int64_t{g} * s.atom_count + sink_atom;
   const float sink_logit = args.sink_logits == nullptr ? -kInfinity : args.sink_logits[g];
   result.block_lse[sink] = sink_logit;
   result.block_max_logit[sink] = sink_logit;
@@ -248,8 +246,6 @@ void FinishHead(const AttendState& s, const AttendKernels& kernels, int g) {
   }
 }
 
-}  // namespace
-
 const AttendKernels& AttendKernelsOf(CpuIsa isa) {
   switch (isa) {
 #if defined(__x86_64__)
@@ -271,15 +267,20 @@ const AttendKernels& AttendKernelsOf(CpuIsa isa) {
 
 int64_t AttendWorkspaceBytes(const AttendArgs& args) {
   Arena arena(nullptr);
-  LayOut(args, &arena);
+  LayOut(args, AttendAtomCount(args), &arena);
   return arena.used();
 }
 
 void AttendWith(const AttendKernels& kernels, const AttendArgs& args, const AttendResult& result,
                 void* workspace, const PrefetchSchedule* schedule) {
   Arena arena(workspace);
-  AttendState* state = LayOut(args, &arena);
-  Prepare(args, result, schedule, state);
+  AttendState* state = LayOut(args, AttendAtomCount(args), &arena);
+  Prepare(args, result, state);
+  ClearUntouched(state);
+  if (schedule != nullptr) {
+    state->key_lines = schedule->key_lines;
+    state->value_lines = schedule->value_lines;
+  }
   kernels.run(state);
   for (int g = 0; g < args.group_size; ++g) {
     // The sink's atom takes part in FinishAtoms' sweep and is then written over.
@@ -287,7 +288,7 @@ void AttendWith(const AttendKernels& kernels, const AttendArgs& args, const Atte
     result.block_lse[int64_t{g + 1} * state->atom_count - 1] = 0;
   }
   kernels.finish_atoms(state);
-  for (int g = 0; g < args.group_size; ++g) FinishHead(*state, kernels, g);
+  for (int g = 0; g < args.group_size; ++g) FinishHead(*state, kernels, state->atom_count - 1, g);
   result.value_radius[0] = state->value_radius;
 }
 

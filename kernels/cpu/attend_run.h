@@ -6,30 +6,18 @@
 
 #include "kernels/cpu/attend_keys.h"
 #include "kernels/cpu/attend_math.h"
+#include "kernels/cpu/attend_scan.h"
 #include "kernels/cpu/attend_schedule.h"
 #include "kernels/cpu/attend_softmax.h"
 #include "kernels/cpu/attend_state.h"
+#include "kernels/cpu/attend_sub_blocks.h"
+#include "kernels/cpu/attend_unit.h"
 #include "kernels/cpu/attend_values.h"
 #include "kernels/cpu/attend_witness.h"
 #include "kernels/cpu/finish_masses.h"
 #include "kernels/cpu/prefetch.h"
 
 namespace certkv::cpu {
-
-// Calls body(Index<n>()) for n = heads, which is in [1, V::kChunkHeads].
-template <typename V, int kHeads = 1, typename Body>
-[[gnu::always_inline]] inline void WithHeads(int heads, const Body& body) {
-  if constexpr (kHeads < V::kChunkHeads) {
-    if (heads != kHeads) return WithHeads<V, kHeads + 1>(heads, body);
-  }
-  body(Index<kHeads>());
-}
-
-// Half-width of one head's atom before caps: what is known of the residuals, and the rest.
-struct HeadWidth {
-  float residual[kSubBlocksPerTile];
-  float slack;
-};
 
 // Where the heads of one unit read from.
 struct UnitSources {
@@ -156,45 +144,6 @@ void ScoreTile(AttendState& s, const Unit& unit, const UnitSources& sources, Hea
   }
 }
 
-// Caps the logits, hides those outside the range and writes the half-widths of head g's atoms.
-template <typename V>
-void BoundHead(AttendState& s, int g, const Unit& unit, const HeadWidth& width) {
-  const AttendArgs& args = *s.args;
-  float* scores = s.scores + g * kTileTokens;
-  float slack = width.slack + kWeightSlackNat;
-  if (args.soft_cap > 0) {
-    slack += args.soft_cap * kSoftCapSlack;
-    for (int t = 0; t < kTileTokens; t += V::kLanes) {
-      V::Store(scores + t, SoftCap<V>(V::Load(scores + t), args.soft_cap));
-    }
-  }
-  const bool poisoned = !(slack < __builtin_inff());
-  const int first = poisoned ? kTileTokens : unit.first;
-  for (int t = 0; t < first; ++t) scores[t] = -__builtin_inff();
-  for (int t = unit.last; t < kTileTokens; ++t) scores[t] = -__builtin_inff();
-  if (poisoned) s.heads[g].poisoned = true;
-  if constexpr (!V::kCertified) return;
-
-  float* half_widths = s.result->logit_half_width + int64_t{g} * s.atom_count + unit.first_atom;
-  const int atom_tokens = kTileTokens / unit.atoms;
-  for (int a = 0; a < unit.atoms; ++a) {
-    const bool empty = unit.last <= a * atom_tokens || unit.first >= (a + 1) * atom_tokens;
-    const float c = (width.residual[a] + slack) * kHalfWidthInflation;
-    half_widths[a] = empty ? 0.0f : c <= kLogitHalfWidthMaxNat ? c : __builtin_inff();
-  }
-}
-
-// An atom whose logits couldn't be computed: everything about it is unknown.
-[[gnu::always_inline]] inline void PoisonAtoms(AttendState& s, int g, const Unit& unit) {
-  const int64_t at = int64_t{g} * s.atom_count + unit.first_atom;
-  for (int a = 0; a < unit.atoms; ++a) {
-    if (s.result->logit_half_width[at + a] == 0.0f) continue;  // no token in the range
-    s.result->block_lse[at + a] = __builtin_inff();
-    s.result->block_max_logit[at + a] = __builtin_inff();
-    s.atom_ref[at + a] = 0.0f;
-  }
-}
-
 // Widens the tile's value scales and zeros.
 template <typename V>
 void LoadValueScales(const AttendState& s, const AttendTile& tile, Unit* unit) {
@@ -223,25 +172,6 @@ void LoadValueScales(const AttendState& s, const AttendTile& tile, Unit* unit) {
   float maxima[4];
   V::ReduceMax4(scale_max, zero_max, scale_max, zero_max, maxima);
   unit->rotated_reach = s.value_levels * maxima[0] + maxima[1];
-}
-
-template <typename V>
-void AddStoredValues(AttendState& s, const ValuePlane& plane, const ValueRows& rows, int head,
-                     int count, Prefetcher<V>& prefetch) {
-  WithHeads<V>(
-      count, [&](auto n) __attribute__((always_inline)) {
-        constexpr int kHeads = decltype(n)::value;
-        switch (s.args->layout->value_format) {
-          case ValueFormat::kV4:
-            return AddQuantizedValues<V, 4, kHeads>(s, plane, head, prefetch);
-          case ValueFormat::kV8:
-            return AddQuantizedValues<V, 8, kHeads>(s, plane, head, prefetch);
-          case ValueFormat::kF16:
-            return AddRowValues<V, false, kHeads>(s, rows, head, prefetch);
-          case ValueFormat::kBf16:
-            return AddRowValues<V, true, kHeads>(s, rows, head, prefetch);
-        }
-      });
 }
 
 template <typename V>
@@ -337,7 +267,7 @@ void RunTail(AttendState& s, int chunk) {
   Unit unit;
   unit.tile = -1;
   unit.atoms = 1;
-  unit.first_atom = args.tile_count * s.atoms_per_tile + chunk;
+  unit.first_atom = s.first_tail_atom + chunk;
   unit.first = args.token_begin > begin ? static_cast<int32_t>(args.token_begin - begin) : 0;
   unit.last =
       static_cast<int32_t>(args.token_end - begin < rows_end ? args.token_end - begin : rows_end);
@@ -374,6 +304,18 @@ void RunTail(AttendState& s, int chunk) {
 }
 
 template <typename V>
+void RunWholeTail(AttendState* state) {
+  const AttendArgs& args = *state->args;
+  const int64_t tail_begin = int64_t{args.tile_count} * kTileTokens;
+  const int chunks = (args.tail_count + kTileTokens - 1) / kTileTokens;
+  for (int chunk = 0; chunk < chunks; ++chunk) {
+    const int64_t begin = tail_begin + int64_t{chunk} * kTileTokens;
+    if (begin + kTileTokens <= args.token_begin || begin >= args.token_end) continue;
+    RunTail<V>(*state, chunk);
+  }
+}
+
+template <typename V>
 void Run(AttendState* state) {
   AttendState& s = *state;
   const AttendArgs& args = *s.args;
@@ -386,13 +328,7 @@ void Run(AttendState* state) {
                               s.key_lines, s.value_lines};
     RunTile<V>(s, t, prefetch);
   }
-  const int64_t tail_begin = int64_t{args.tile_count} * kTileTokens;
-  const int chunks = (args.tail_count + kTileTokens - 1) / kTileTokens;
-  for (int chunk = 0; chunk < chunks; ++chunk) {
-    const int64_t begin = tail_begin + int64_t{chunk} * kTileTokens;
-    if (begin + kTileTokens <= args.token_begin || begin >= args.token_end) continue;
-    RunTail<V>(s, chunk);
-  }
+  RunWholeTail<V>(state);
 }
 
 // One row of `count` floats in vectors; the last one through a padded copy.
@@ -445,6 +381,15 @@ void FinishAtoms(const AttendState* state) {
 }
 
 template <typename V>
+void FinishHeadAtoms(const AttendState* state, int g, int32_t count) {
+  const int64_t row = int64_t{g} * state->atom_count;
+  ForVectors<V>(
+      count, state->result->block_lse + row, state->atom_ref + row,
+      [&](typename V::F mass, typename V::F ref)
+          __attribute__((always_inline)) { return LogNat<V>(mass, ref); });
+}
+
+template <typename V>
 int RotatedIndexOf(const AttendState* s, int channel) {
   return s->args->layout->value_format == ValueFormat::kV4 ? RotatedIndex<V, 4>(channel)
                                                            : RotatedIndex<V, 8>(channel);
@@ -452,7 +397,8 @@ int RotatedIndexOf(const AttendState* s, int channel) {
 
 template <typename V>
 constexpr AttendKernels MakeAttendKernels() {
-  return {Run<V>, FinishAtoms<V>, RotatedIndexOf<V>, ComputeFinishMasses<V>};
+  return {Run<V>,          FinishAtoms<V>, RotatedIndexOf<V>, ComputeFinishMasses<V>,
+          RunWholeTail<V>, ScanTiles<V>,   ReadSubBlocks<V>,  FinishHeadAtoms<V>};
 }
 
 }  // namespace certkv::cpu

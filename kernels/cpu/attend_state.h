@@ -50,8 +50,9 @@ struct AttendState {
   int32_t head_dim;
   int32_t value_dim;
   int32_t atoms_per_tile;
-  int32_t atom_count;
-  int32_t tile_begin;  // tiles that the range touches: tile_begin <= t < tile_end
+  int32_t atom_count;       // atoms a head has room for
+  int32_t first_tail_atom;  // those of the tail begin here
+  int32_t tile_begin;       // tiles that the range touches: tile_begin <= t < tile_end
   int32_t tile_end;
   float code_centre;  // AffineDepth of the key format
   float code_half_range;
@@ -81,6 +82,15 @@ struct AttendState {
   float* tile_ref;             // [G][T] reference of the sum in result->tile_value_error
 };
 
+// What the coarse scan of a progressive read leaves, G = group_size, T = tile_count. Bounds are
+// relative to 2^scan_ref.
+struct ScanState {
+  float* upper;     // [G][4 T] per sub-block: bound on sum 2^(l log2(e)); 0 outside the range,
+                    // +infinity where the coarse logits say nothing
+  float* shrink;    // [G][T] 2^(-c log2(e)) of the tile's coarse half-width c
+  float* tile_ref;  // [G][T] log2 units, integers
+};
+
 // The kernels of one instruction set.
 struct AttendKernels {
   // Tiles and tail. Leaves in result: block_lse = mass of the atom relative to 2^atom_ref
@@ -92,6 +102,15 @@ struct AttendKernels {
   // Where rotated channel i lies in a row of `rotated`.
   int (*rotated_index)(const AttendState* state, int channel);
   FinishMassesFunction finish_masses;
+  // The parts of a progressive read. Tail: as `run`, without the tiles.
+  void (*run_tail)(AttendState* state);
+  void (*scan)(AttendState* state, const ScanState* scan);
+  // Reads `count` sub-blocks (numbered 4 tile + sub-block) in full for head g, into atoms from
+  // `first_atom` on, as `run` does; 4 atoms for every 4 sub-blocks begun.
+  void (*read_sub_blocks)(AttendState* state, int g, const int32_t* sub_blocks, int32_t count,
+                          int32_t first_atom);
+  // block_lse of head g's first `count` atoms to nats.
+  void (*finish_head_atoms)(const AttendState* state, int g, int32_t count);
 };
 
 extern const AttendKernels kAttendPortable;

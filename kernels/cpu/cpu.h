@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "kernels/ops/attend.h"
+#include "kernels/ops/attend_progressive.h"
 #include "kernels/ops/backend.h"
 #include "kernels/ops/finish_certificate.h"
 #include "kernels/ops/quantize_tile.h"
@@ -27,6 +28,11 @@ void QuantizeTile(CpuIsa isa, const QuantizeTileArgs& args);
 int64_t AttendWorkspaceBytes(const AttendArgs& args);
 
 void Attend(CpuIsa isa, const AttendArgs& args, const AttendResult& result, void* workspace);
+
+int64_t ProgressiveWorkspaceBytes(const AttendArgs& args);
+
+void AttendProgressive(CpuIsa isa, const ProgressiveArgs& args, const ProgressiveResult& result,
+                       void* workspace);
 
 // Upper bound on TV(p, p^) of a read, in [0, 1], tightened until it is within args.tv_tolerance or
 // as far as it can; -1 when the numbers are beyond floats and the reference has to be asked.

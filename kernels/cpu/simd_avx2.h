@@ -200,6 +200,26 @@ struct Avx2Simd {
     StoreI(p, _mm256_shuffle_epi8(words, order));
   }
 
+  // Dots of 4-bit codes with byte terms: bytes in [0, 15], 4 of one token in a dword, times the 4
+  // signed bytes of `terms` in [-127, 127]. Here pairs add up in words: 8 calls stay within 16 bits
+  // (8 * 2 * 15 * 127 < 2^15), then WidenNibbleSums makes dwords of them.
+  [[gnu::always_inline]] static I AddNibbles(I acc, I nibbles, int32_t terms) {
+    acc = _mm256_add_epi16(acc, _mm256_maddubs_epi16(nibbles, _mm256_set1_epi32(terms)));
+    __asm__("" : "+x"(acc));  // as in MulAddWords
+    return acc;
+  }
+  [[gnu::always_inline]] static I WidenNibbleSums(I sums) {
+    return _mm256_madd_epi16(sums, _mm256_set1_epi16(1));
+  }
+  // Byte terms of 16 channels from their rounded values: per group of 8 the even, then the odd.
+  [[gnu::always_inline]] static void StoreByteTerms(int32_t* p, const I* x) {
+    const I words = _mm256_permute4x64_epi64(_mm256_packs_epi32(x[0], x[1]), 0xd8);
+    const __m128i bytes =
+        _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+    const __m128i order = _mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm_shuffle_epi8(bytes, order));
+  }
+
   [[gnu::always_inline]] static void Prefetch(const void* p) {
     _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0);
   }

@@ -188,6 +188,18 @@ struct Avx512Simd {
                         _mm256_shuffle_epi8(Native::NarrowToWords(pairs), order));
   }
 
+  [[gnu::always_inline]] static I AddNibbles(I acc, I nibbles, int32_t terms) {
+    return _mm512_dpbusd_epi32(acc, nibbles, _mm512_set1_epi32(terms));
+  }
+  [[gnu::always_inline]] static I WidenNibbleSums(I sums) { return sums; }
+  [[gnu::always_inline]] static void StoreByteTerms(int32_t* p, const I* x) {
+    const __m256i words = Native::NarrowToWords(x[0]);
+    const __m128i bytes =
+        _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+    const __m128i order = _mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm_shuffle_epi8(bytes, order));
+  }
+
   [[gnu::always_inline]] static void Prefetch(const void* p) {
     _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0);
   }

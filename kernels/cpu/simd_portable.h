@@ -187,6 +187,25 @@ struct PortableSimd {
     __builtin_memcpy(p, words, sizeof(words));
   }
 
+  [[gnu::always_inline]] static I AddNibbles(I acc, I nibbles, int32_t terms) {
+    const auto bits = static_cast<uint32_t>(terms);
+    for (int k = 0; k < 4; ++k) {
+      const auto term = static_cast<int8_t>(static_cast<uint8_t>(bits >> (8 * k)));
+      acc = AddI(acc, ((nibbles >> (8 * k)) & 0xff) * SetI(term));
+    }
+    return acc;
+  }
+  [[gnu::always_inline]] static I WidenNibbleSums(I sums) { return sums; }
+  [[gnu::always_inline]] static void StoreByteTerms(int32_t* p, const I* x) {
+    constexpr int kOrder[8] = {0, 2, 4, 6, 1, 3, 5, 7};
+    int8_t bytes[16];
+    for (int i = 0; i < 16; ++i) {
+      const int channel = i / 8 * 8 + kOrder[i % 8];
+      bytes[i] = static_cast<int8_t>(x[channel / kLanes][channel % kLanes]);
+    }
+    __builtin_memcpy(p, bytes, sizeof(bytes));
+  }
+
   [[gnu::always_inline]] static void Prefetch(const void* p) { __builtin_prefetch(p); }
 
  private:

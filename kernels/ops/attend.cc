@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/core/status.h"
 #include "kernels/cpu/cpu.h"
+#include "kernels/ops/attend_progressive.h"
 #include "kernels/ops/quantize_tile.h"
 #include "kernels/reference/reference.h"
 
@@ -115,6 +116,23 @@ absl::Status CheckTiles(const AttendArgs& args) {
   return absl::OkStatus();
 }
 
+absl::Status CheckProgressive(const ProgressiveArgs& args) {
+  if (!CanSkip(*args.read.layout)) {
+    return Invalid("keys of format ", KeyFormatName(args.read.layout->key_format),
+                   " can't be skipped: their coarse plane bounds nothing; read them with Attend");
+  }
+  if (args.read.tile_sources != nullptr) {
+    return Invalid("AttendArgs.tile_sources is set in a read that skips; repair with Attend");
+  }
+  for (int g = 0; g < args.read.group_size; ++g) {
+    const float tolerance = args.skip_tolerance[g];
+    if (tolerance > 0 && tolerance < 1) continue;
+    return Invalid("skip_tolerance[", g, "] is ", tolerance,
+                   ", must be in (0, 1); a head that reads everything is read by Attend");
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 int64_t AttendWorkspaceBytes(const AttendArgs& args) {
@@ -133,6 +151,29 @@ absl::Status Attend(Backend backend, const AttendArgs& args, const AttendResult&
     case Backend::kCpu: {
       CERTKV_ASSIGN_OR_RETURN(const CpuIsa isa, SelectedCpuIsa());
       cpu::Attend(isa, args, result, workspace);
+      break;
+    }
+  }
+  return absl::OkStatus();
+}
+
+int64_t ProgressiveWorkspaceBytes(const AttendArgs& args) {
+  return cpu::ProgressiveWorkspaceBytes(args);
+}
+
+absl::Status AttendProgressive(Backend backend, const ProgressiveArgs& args,
+                               const ProgressiveResult& result, void* workspace) {
+  CERTKV_RETURN_IF_ERROR(CheckShape(args.read));
+  CERTKV_RETURN_IF_ERROR(CheckNumbers(args.read));
+  CERTKV_RETURN_IF_ERROR(CheckProgressive(args));
+  CERTKV_RETURN_IF_ERROR(CheckTiles(args.read));
+  switch (backend) {
+    case Backend::kReference:
+      reference::AttendProgressive(args, result);
+      break;
+    case Backend::kCpu: {
+      CERTKV_ASSIGN_OR_RETURN(const CpuIsa isa, SelectedCpuIsa());
+      cpu::AttendProgressive(isa, args, result, workspace);
       break;
     }
   }

@@ -1,6 +1,9 @@
 #include "kernels/ops/finish_certificate.h"
 
+#include <cmath>
+
 #include "absl/strings/str_cat.h"
+#include "kernels/bounds/skipping.h"
 #include "kernels/core/status.h"
 #include "kernels/cpu/cpu.h"
 #include "kernels/reference/reference.h"
@@ -30,6 +33,9 @@ absl::Status CheckArgs(const FinishArgs& args) {
   if (!(args.tv_tolerance >= 0 && args.tv_tolerance <= 1)) {
     return Invalid("tv_tolerance is ", args.tv_tolerance, ", must be in [0, 1]");
   }
+  if (std::isnan(args.skipped_lse_nat)) {
+    return Invalid("skipped_lse_nat is NaN; pass what AttendProgressive wrote, or -infinity");
+  }
   return absl::OkStatus();
 }
 
@@ -42,17 +48,20 @@ absl::Status FinishCertificate(Backend backend, const FinishArgs& args, FinishWo
     return MakeError(absl::StatusCode::kInvalidArgument, "FINISH_ARGS_INVALID",
                      "the workspace of FinishCertificate is null; pass one per thread");
   }
-  if (backend == Backend::kReference) {  // as tight as it can
-    reference::FinishCertificate(args, 0.0, workspace, certificate);
-    return absl::OkStatus();
+  const double share = reference::SkippedShareOf(args);
+  FinishArgs kept = args;  // the tokens that were read
+  kept.tv_tolerance = static_cast<float>(TvLeftBySkipping(args.tv_tolerance, share));
+  double tv = -1;
+  if (backend == Backend::kCpu) {
+    CERTKV_ASSIGN_OR_RETURN(const CpuIsa isa, SelectedCpuIsa());
+    tv = cpu::BoundTv(isa, kept, workspace);
+  } else {
+    kept.tv_tolerance = 0;  // as tight as it can
   }
-  CERTKV_ASSIGN_OR_RETURN(const CpuIsa isa, SelectedCpuIsa());
-  const double tv = cpu::BoundTv(isa, args, workspace);
-  if (tv >= 0) {
-    reference::CompleteCertificate(args, tv, certificate);
-  } else {  // numbers that floats can't say anything about
-    reference::FinishCertificate(args, args.tv_tolerance, workspace, certificate);
-  }
+  // The reference, or numbers that floats can't say anything about.
+  if (!(tv >= 0)) tv = reference::BoundTv(kept, workspace);
+  reference::CompleteCertificate(args, share, share > 0 ? MixWithSkipped(share, tv) : tv,
+                                 certificate);
   return absl::OkStatus();
 }
 

@@ -3,6 +3,7 @@
 #define CERTKV_KERNELS_OPS_FINISH_CERTIFICATE_H_
 
 #include <cstdint>
+#include <limits>
 #include <memory>
 
 #include "absl/status/status.h"
@@ -21,12 +22,17 @@ struct FinishArgs {
   float value_radius;
   // The finishing step may stop tightening once the bound is within this; 0 = as tight as it can.
   float tv_tolerance;
+  // log of an upper bound on sum_S e^l over the tokens S that no atom holds because the read
+  // skipped them (kernels/ops/attend_progressive.h); -infinity: every token was read. value_radius
+  // covers them.
+  float skipped_lse_nat = -std::numeric_limits<float>::infinity();
 };
 
 struct Certificate {
-  float worst_case_tv = 1.0f;       // TV*, in [0, 1]
+  float worst_case_tv = 1.0f;       // TV* (with skipping: u + (1 - u) TV*), in [0, 1]
+  float skipped_share = 0.0f;       // u, in [0, 1]: the part of it that skipping costs
   float value_term = 0.0f;          // sum p^ eta, value units
-  float output_error_bound = 0.0f;  // value_term + 2 TV* R_v + rounding_term; value units
+  float output_error_bound = 0.0f;  // value_term + 2 worst_case_tv R_v + rounding_term
   float value_radius = 0.0f;        // R_v
 };
 

@@ -88,13 +88,12 @@ double KeyNorm(const AttendArgs& args, int g, int64_t token) {
 
 }  // namespace
 
-float AtomHalfWidth(const AttendArgs& args, int g, int32_t atom, double lse) {
-  const TokenRange tokens = AtomTokens(args, atom);
+float HalfWidthOf(const AttendArgs& args, int g, const TokenRange& tokens, double lse) {
   if (tokens.begin >= tokens.end) return 0;
   const int d = args.layout->head_dim;
   const auto query = absl::MakeConstSpan(args.queries + int64_t{g} * d, d);
   const double query_norm = NormRoundedUp(query);
-  // An atom lies in one tile or in the tail, so its tokens share their source.
+  // The tokens lie in one tile or in the tail, so its tokens share their source.
   double key_norm = 0;
   for (int64_t t = tokens.begin; t < tokens.end; ++t) {
     key_norm = std::max(key_norm, KnownOrInfinity(KeyNorm(args, g, t)));
@@ -108,6 +107,22 @@ float AtomHalfWidth(const AttendArgs& args, int g, int32_t atom, double lse) {
   }
   half_width = AddRoundedUp(half_width, ArithmeticSlackNat(args, query_norm, key_norm, lse));
   return ToFloatRoundedUp(half_width <= kLogitHalfWidthMaxNat ? half_width : kUnknownBound);
+}
+
+double CoarseHalfWidth(const AttendArgs& args, int g, int32_t tile) {
+  const TileLayout& layout = *args.layout;
+  const uint8_t* scan = args.tiles[tile].scan;
+  const auto query = absl::MakeConstSpan(args.queries + int64_t{g} * layout.head_dim,
+                                         static_cast<size_t>(layout.head_dim));
+  const double half_range = AffineDepthOf(KeyFormat::kK4).half_range;
+  std::array<float, kHeadDimMax> channel_error;
+  for (int i = 0; i < layout.head_dim; ++i) {
+    channel_error[i] = ToFloatRoundedUp(half_range * F16ToFloat(ReadKeyScale(layout, scan, i)));
+  }
+  const double width = ScaleHalfWidth(
+      query, absl::MakeConstSpan(channel_error.data(), layout.head_dim), args.logit_scale);
+  return AddRoundedUp(width, ArithmeticSlackNat(args, NormRoundedUp(query),
+                                                KnownOrInfinity(ReadHeader(scan).key_norm), 0));
 }
 
 }  // namespace certkv::reference

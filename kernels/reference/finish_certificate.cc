@@ -17,6 +17,10 @@
 //    with the largest delta and c of the atoms that have a heavy token. Paid only when one was
 //    used.
 // 3. kClampedShare: weights that a kernel clamped (attend.h), and masses raised to kMassMin here.
+//
+// With skipping, steps 1 to 3 bound TV of the softmax over what was read, and the skipped part is
+// mixed in by kernels/bounds/skipping.h, with L = sum_j e^(block_lse_j - delta_j - c_j), sink
+// included.
 #include "kernels/ops/finish_certificate.h"
 
 #include <algorithm>
@@ -25,6 +29,7 @@
 #include <vector>
 
 #include "kernels/bounds/rounding.h"
+#include "kernels/bounds/skipping.h"
 #include "kernels/bounds/worst_case_tv.h"
 #include "kernels/ops/attend.h"
 #include "kernels/ops/finish_state.h"
@@ -103,13 +108,19 @@ TvSlack FillAtoms(const FinishArgs& args, double largest_lse, FinishWorkspace::S
   return slack;
 }
 
-// Upper bound on TV(p, p^); 1 when it can't be computed.
-double BoundTv(const FinishArgs& args, double tolerance, FinishWorkspace::State* state) {
+bool MassesAreKnown(const FinishArgs& args) {
+  return LargestLse(args) > -kUnknownBound;  // false for NaN
+}
+
+}  // namespace
+
+double BoundTv(const FinishArgs& args, FinishWorkspace* workspace) {
+  FinishWorkspace::State* state = workspace->state();
   const double largest_lse = LargestLse(args);
   if (!(largest_lse > -kUnknownBound)) return 1;
   const TvSlack slack = FillAtoms(args, largest_lse, state);
   WorstCaseTvOptions options;
-  options.tolerance = std::max(0.0, tolerance - slack.rounding - slack.heavy);
+  options.tolerance = std::max(0.0, double{args.tv_tolerance} - slack.rounding - slack.heavy);
   TvAtoms<double, double> atoms;
   atoms.mass = state->mass;
   atoms.half_width = state->half_width;
@@ -120,19 +131,26 @@ double BoundTv(const FinishArgs& args, double tolerance, FinishWorkspace::State*
   return bound <= 1 ? bound : 1;
 }
 
-bool MassesAreKnown(const FinishArgs& args) {
-  return LargestLse(args) > -kUnknownBound;  // false for NaN
+double SkippedShareOf(const FinishArgs& args) {
+  if (args.skipped_lse_nat == -kFloatInfinity) return 0;
+  const double largest_lse = LargestLse(args);
+  if (!(largest_lse > -kUnknownBound)) return 1;
+  double kept = 0;
+  for (int32_t j = 0; j < args.atom_count; ++j) {
+    // An unbounded atom adds nothing, and neither does an empty one.
+    const double half_width = KnownOrInfinity(args.logit_half_width[j]) + MassSlack(args, j);
+    kept += std::exp(args.block_lse[j] - largest_lse - half_width);
+  }
+  // 2^-20 covers the sum (2^24 terms of 2^-53), exp, and step 3: masses that were reported too high
+  // are below 2^-91 of all of the served mass, of which `kept` has at least e^-20 unless an atom is
+  // unbounded, and then the bound is 1 anyway.
+  return SkippedShare(args.skipped_lse_nat, largest_lse + std::log(kept * (1 - 0x1p-20)));
 }
 
-}  // namespace
-
-void FinishCertificate(const FinishArgs& args, double tolerance, FinishWorkspace* workspace,
-                       Certificate* certificate) {
-  CompleteCertificate(args, BoundTv(args, tolerance, workspace->state()), certificate);
-}
-
-void CompleteCertificate(const FinishArgs& args, double tv, Certificate* certificate) {
+void CompleteCertificate(const FinishArgs& args, double skipped_share, double tv,
+                         Certificate* certificate) {
   certificate->worst_case_tv = std::min(ToFloatRoundedUp(tv), 1.0f);
+  certificate->skipped_share = std::min(ToFloatRoundedUp(skipped_share), 1.0f);
   certificate->value_term = ToFloatRoundedUp(args.value_term);
   certificate->value_radius = ToFloatRoundedUp(args.value_radius);
   certificate->output_error_bound = kFloatInfinity;

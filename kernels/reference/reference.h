@@ -10,6 +10,7 @@
 
 #include "kernels/core/tile_layout.h"
 #include "kernels/ops/attend.h"
+#include "kernels/ops/attend_progressive.h"
 #include "kernels/ops/finish_certificate.h"
 #include "kernels/ops/quantize_tile.h"
 
@@ -27,13 +28,20 @@ int64_t AttendWorkspaceBytes(const AttendArgs& args);
 
 void Attend(const AttendArgs& args, const AttendResult& result, void* workspace);
 
-// Tightens the bound until it is within `tolerance`, or as far as it can; 0 = as far as it can.
-// Doesn't allocate once `workspace` has seen a read of that size.
-void FinishCertificate(const FinishArgs& args, double tolerance, FinishWorkspace* workspace,
-                       Certificate* certificate);
+// Definition of kernels/ops/attend_progressive.h.
+void AttendProgressive(const ProgressiveArgs& args, const ProgressiveResult& result);
 
-// The certificate that follows from `tv`, a bound on TV(p, p^).
-void CompleteCertificate(const FinishArgs& args, double tv, Certificate* certificate);
+// Upper bound on TV(p, p^) of the tokens that were read, tightened until it is within
+// args.tv_tolerance, or as far as it can; 0 = as far as it can. Doesn't allocate once `workspace`
+// has seen a read of that size.
+double BoundTv(const FinishArgs& args, FinishWorkspace* workspace);
+
+// Upper bound on the exact probability of what the read skipped; 0 when it skipped nothing.
+double SkippedShareOf(const FinishArgs& args);
+
+// The certificate that follows from `tv`, a bound on TV(p, p^) with skipping.
+void CompleteCertificate(const FinishArgs& args, double skipped_share, double tv,
+                         Certificate* certificate);
 
 }  // namespace certkv::reference
 
