@@ -1,7 +1,7 @@
 # Libraries CertKV is built on (Debian 12's packages; `./dev` installs them).
 # After this file: absl::*, gRPC::grpc++, gRPC::grpc++_reflection, protobuf::libprotobuf,
 # Boost::headers, CLI11::CLI11, yaml-cpp, nlohmann_json::nlohmann_json, OpenSSL::Crypto, OpenSSL::SSL,
-# RocksDB::rocksdb, xxhash::xxhash, Threads::Threads, GTest::gmock_main, benchmark::benchmark.
+# RocksDB::rocksdb, prometheus::core, xxhash::xxhash, Threads::Threads, GTest::gmock_main, benchmark::benchmark.
 
 set(THREADS_PREFER_PTHREAD_FLAG ON)
 find_package(Threads REQUIRED)
@@ -21,6 +21,10 @@ add_library(xxhash::xxhash ALIAS PkgConfig::XXHASH)
 
 pkg_check_modules(ROCKSDB REQUIRED IMPORTED_TARGET rocksdb>=7.8)
 add_library(RocksDB::rocksdb ALIAS PkgConfig::ROCKSDB)
+
+# Only its data model and text format: no HTTP server, no push.
+pkg_check_modules(PROMETHEUS_CPP REQUIRED IMPORTED_TARGET prometheus-cpp-core>=1.0)
+add_library(prometheus::core ALIAS PkgConfig::PROMETHEUS_CPP)
 
 find_package(gRPC CONFIG QUIET)
 if(gRPC_FOUND)

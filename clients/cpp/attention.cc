@@ -12,6 +12,7 @@
 #include "clients/cpp/stream_watchdog.h"
 #include "kernels/core/limits.h"
 #include "kernels/core/status.h"
+#include "services/common/call_trace.h"
 #include "services/common/convert.h"
 
 namespace certkv::client {
@@ -101,6 +102,7 @@ class AttentionImpl final : public Attention {
     request.set_view_id(view_);
     v1::CloseViewResponse response;
     CallUnary(kCloseTimeoutMs, Retry::kNever, [&](grpc::ClientContext& context) {
+      SetTraceparent(request_.traceparent(), &context);
       return stub_->CloseView(&context, request, &response);
     }).IgnoreError();
   }
@@ -178,9 +180,11 @@ absl::Status AttentionImpl::OpenView(const PolicyLease& lease) {
   *request.mutable_policy() = PolicyLeaseToProto(lease);
   v1::OpenViewResponse response;
   // Never retried here: a lost answer leaves a view that the certifier drops when idle.
-  const absl::Status status = CallUnary(
-      worker_.options().rpc_timeout_ms, Retry::kNever,
-      [&](grpc::ClientContext& context) { return stub_->OpenView(&context, request, &response); });
+  const absl::Status status =
+      CallUnary(worker_.options().rpc_timeout_ms, Retry::kNever, [&](grpc::ClientContext& context) {
+        SetTraceparent(request_.traceparent(), &context);
+        return stub_->OpenView(&context, request, &response);
+      });
   if (!status.ok()) {
     if (ViewIsGone(status)) reopen_time_ = absl::Now() + kReopenBackoff;
     return status;
@@ -208,6 +212,7 @@ absl::Status AttentionImpl::UpdateView(const PolicyLease& lease) {
     v1::UpdateViewResponse response;
     CERTKV_RETURN_IF_ERROR(CallUnary(worker_.options().rpc_timeout_ms, Retry::kNever,
                                      [&](grpc::ClientContext& context) {
+                                       SetTraceparent(request_.traceparent(), &context);
                                        return stub_->UpdateView(&context, request, &response);
                                      }));
     sent_blocks_ = end;
@@ -236,6 +241,7 @@ absl::Status AttentionImpl::Prepare(const PolicyLease& lease) {
   }
   if (stream_ == nullptr) {
     stream_ = std::make_unique<Stream>();
+    SetTraceparent(request_.traceparent(), &stream_->context);
     stream_->calls = stub_->Attend(&stream_->context);
   }
   return absl::OkStatus();

@@ -163,6 +163,8 @@ absl::Status ReadKvHead(const AttendArgs& args, int32_t first_head, const ReadRe
   void* aligned = workspace.data() + (64 - reinterpret_cast<uintptr_t>(workspace.data()) % 64) % 64;
   CERTKV_RETURN_IF_ERROR(Attend(Backend::kCpu, args, out, aligned));
   FinishWorkspace finish_workspace;
+  const auto key_format = static_cast<uint8_t>(args.layout->key_format);
+  const auto value_format = static_cast<uint8_t>(args.layout->value_format);
   for (int32_t g = 0; g < args.group_size; ++g) {
     const FinishArgs finish{atoms,
                             arrays.block_lse.data() + int64_t{g} * atoms,
@@ -187,6 +189,8 @@ absl::Status ReadKvHead(const AttendArgs& args, int32_t first_head, const ReadRe
     record.value_radius = certificate.value_radius;
     record.rung = Rung::kLayer;
     record.outcome = Outcome::kExact;
+    record.key_format = key_format;
+    record.value_format = value_format;
   }
   return absl::OkStatus();
 }

@@ -19,6 +19,8 @@ struct Options {
   int64_t rpc_timeout_ms = 10000;      // deadline of a unary call
   int64_t seal_timeout_ms = 120000;    // deadline of SealBlocks, which quantizes
   int64_t lease_duration_ms = 30000;   // block leases; renewed at a third of it
+  // W3C trace context that goes along with calls to the store, into the servers' logs; "" = none.
+  std::string traceparent;
   int32_t staging_slot_count = 0;  // blocks a worker can have open at once; 0 = server's default
 };
 

@@ -18,6 +18,7 @@
 #include "clients/cpp/stream_watchdog.h"
 #include "kernels/core/limits.h"
 #include "kernels/core/status.h"
+#include "services/common/call_trace.h"
 #include "services/common/convert.h"
 #include "services/common/random_id.h"
 
@@ -69,6 +70,7 @@ class UngovernedRequest final : public Request {
   PolicyLease CurrentLease() override { return ExactLease(name_); }
   LeaseInUse UseLease() override { return {ExactLease(name_), nullptr}; }
   void AbandonSlice(int64_t) override {}
+  std::string traceparent() const override { return ""; }
   void Report(absl::Span<const ReadCertificate>, int64_t) override {}
   absl::Status Flush() override { return absl::OkStatus(); }
   absl::StatusOr<RiskSummary> Risk() override { return NoLedger(); }
@@ -110,6 +112,7 @@ class GovernedRequest final : public Request {
     thread_.join();
   }
 
+  std::string traceparent() const override { return options_.traceparent; }
   PolicyLease CurrentLease() override {
     absl::MutexLock lock(&mutex_);
     return UsableLease();
@@ -285,6 +288,7 @@ void GovernedRequest::Run() {
     }
     if (stream == nullptr) {
       stream = std::make_unique<Stream>();
+      SetTraceparent(options_.traceparent, &stream->context);
       stream->calls = stub_->Report(&stream->context);
     }
     if (Exchange(*stream, batch)) continue;
@@ -319,6 +323,7 @@ absl::StatusOr<RiskSummary> GovernedRequest::Risk() {
   v1::RequestRisk response;
   CERTKV_RETURN_IF_ERROR(
       CallUnary(options_.rpc_timeout_ms, Retry::kIdempotent, [&](grpc::ClientContext& context) {
+        SetTraceparent(options_.traceparent, &context);
         return stub_->GetRequestRisk(&context, request, &response);
       }));
   return SummaryFromProto(response);
@@ -336,6 +341,7 @@ absl::StatusOr<RiskSummary> GovernedRequest::CloseWithin(absl::Duration timeout)
   v1::RequestRisk response;
   CERTKV_RETURN_IF_ERROR(CallUnary(absl::ToInt64Milliseconds(timeout), Retry::kIdempotent,
                                    [&](grpc::ClientContext& context) {
+                                     SetTraceparent(options_.traceparent, &context);
                                      return stub_->CloseRequest(&context, request, &response);
                                    }));
   return SummaryFromProto(response);
@@ -346,7 +352,9 @@ absl::StatusOr<RiskSummary> GovernedRequest::CloseWithin(absl::Duration timeout)
 absl::StatusOr<std::unique_ptr<Request>> Request::Open(const Options& options,
                                                        const std::string& request_id,
                                                        const RequestOptions& request_options) {
-  const Options resolved = ResolveTargets(options);
+  Options resolved = ResolveTargets(options);
+  resolved.traceparent = TraceparentOrNone(request_options.traceparent);
+  if (resolved.traceparent.empty()) resolved.traceparent = MakeTraceparent();
   const auto stub = v1::Gate::NewStub(MakeChannel(resolved.gate_target));
   v1::OpenRequestRequest request;
   request.set_request_id(request_id);
@@ -360,6 +368,7 @@ absl::StatusOr<std::unique_ptr<Request>> Request::Open(const Options& options,
   v1::OpenRequestResponse response;
   CERTKV_RETURN_IF_ERROR(
       CallUnary(resolved.rpc_timeout_ms, Retry::kIdempotent, [&](grpc::ClientContext& context) {
+        SetTraceparent(resolved.traceparent, &context);
         return stub->OpenRequest(&context, request, &response);
       }));
   CERTKV_ASSIGN_OR_RETURN(PolicyLease lease, PolicyLeaseFromProto(response.lease()));

@@ -22,6 +22,9 @@ struct RequestOptions {
   ReadMode read_mode = ReadMode::kEnforce;
   std::string tenant;  // whose budget the request shares; "" = nobody's
   std::string model;   // "" = unknown
+  // W3C trace context of the request's calls to gate and certifier, into their logs and those of
+  // the store; "" or what is no traceparent = a new one.
+  std::string traceparent;
 };
 
 // A lease and the account of its slice, to be held while a read under it runs.
@@ -71,6 +74,9 @@ class Request {
   // The certifier that read under this lease is gone, and with it its account of the slice. What
   // was not spent is returned; with a budget, reads are exact until gate has given another lease.
   virtual void AbandonSlice(int64_t lease_id) = 0;
+
+  // Goes along with the calls that are made for the request; "" = none.
+  virtual std::string traceparent() const = 0;
 
   // Queues certificates for gate; doesn't block unless 64 batches wait.
   virtual void Report(absl::Span<const ReadCertificate> certificates,

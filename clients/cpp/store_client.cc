@@ -2,6 +2,7 @@
 
 #include "clients/cpp/rpc.h"
 #include "kernels/core/status.h"
+#include "services/common/call_trace.h"
 #include "services/common/convert.h"
 
 namespace certkv::client {
@@ -37,6 +38,7 @@ absl::StatusOr<RegisteredCache> StoreClient::RegisterCache(const CacheSpec& spec
   v1::RegisterCacheResponse response;
   CERTKV_RETURN_IF_ERROR(
       CallUnary(options_.rpc_timeout_ms, Retry::kIdempotent, [&](grpc::ClientContext& context) {
+        SetTraceparent(options_.traceparent, &context);
         return stub_->RegisterCache(&context, request, &response);
       }));
   CERTKV_ASSIGN_OR_RETURN(SpecDigest digest, SpecDigestFromBytes(response.spec_digest()));
@@ -53,6 +55,7 @@ absl::StatusOr<AttachedSession> StoreClient::AttachWorker(CacheId cache) {
   v1::AttachWorkerResponse response;
   CERTKV_RETURN_IF_ERROR(
       CallUnary(options_.rpc_timeout_ms, Retry::kNever, [&](grpc::ClientContext& context) {
+        SetTraceparent(options_.traceparent, &context);
         return stub_->AttachWorker(&context, request, &response);
       }));
   return AttachedSession{SessionId{response.session_id()}, response.fd_token(),
@@ -65,6 +68,7 @@ absl::Status StoreClient::DetachWorker(SessionId session) {
   request.set_session_id(static_cast<int64_t>(session));
   v1::DetachWorkerResponse response;
   return CallUnary(options_.rpc_timeout_ms, Retry::kNever, [&](grpc::ClientContext& context) {
+    SetTraceparent(options_.traceparent, &context);
     return stub_->DetachWorker(&context, request, &response);
   });
 }
@@ -79,6 +83,7 @@ absl::StatusOr<LeasedBlocks> StoreClient::LookupAndLease(SessionId session,
   // Not retried: an answer that was lost would leave a second lease until its deadline.
   CERTKV_RETURN_IF_ERROR(
       CallUnary(options_.seal_timeout_ms, Retry::kNever, [&](grpc::ClientContext& context) {
+        SetTraceparent(options_.traceparent, &context);
         return stub_->LookupAndLease(&context, request, &response);
       }));
   return LeasedBlocksFrom(response);
@@ -92,6 +97,7 @@ absl::StatusOr<std::vector<int32_t>> StoreClient::ReserveBlocks(SessionId sessio
   v1::ReserveBlocksResponse response;
   CERTKV_RETURN_IF_ERROR(
       CallUnary(options_.rpc_timeout_ms, Retry::kNever, [&](grpc::ClientContext& context) {
+        SetTraceparent(options_.traceparent, &context);
         return stub_->ReserveBlocks(&context, request, &response);
       }));
   return std::vector<int32_t>(response.staging_slots().begin(), response.staging_slots().end());
@@ -111,6 +117,7 @@ absl::StatusOr<LeasedBlocks> StoreClient::SealBlocks(SessionId session,
   v1::SealBlocksResponse response;
   CERTKV_RETURN_IF_ERROR(
       CallUnary(options_.seal_timeout_ms, Retry::kNever, [&](grpc::ClientContext& context) {
+        SetTraceparent(options_.traceparent, &context);
         return stub_->SealBlocks(&context, request, &response);
       }));
   CERTKV_ASSIGN_OR_RETURN(LeasedBlocks blocks, LeasedBlocksFrom(response));
@@ -124,6 +131,7 @@ absl::Status StoreClient::AbortBlocks(SessionId session, absl::Span<const int32_
   for (const int32_t slot : staging_slots) request.add_staging_slots(slot);
   v1::AbortBlocksResponse response;
   return CallUnary(options_.rpc_timeout_ms, Retry::kIdempotent, [&](grpc::ClientContext& context) {
+    SetTraceparent(options_.traceparent, &context);
     return stub_->AbortBlocks(&context, request, &response);
   });
 }
@@ -136,6 +144,7 @@ absl::StatusOr<int64_t> StoreClient::RenewLease(SessionId session, LeaseId lease
   v1::RenewLeaseResponse response;
   CERTKV_RETURN_IF_ERROR(
       CallUnary(options_.rpc_timeout_ms, Retry::kIdempotent, [&](grpc::ClientContext& context) {
+        SetTraceparent(options_.traceparent, &context);
         return stub_->RenewLease(&context, request, &response);
       }));
   return response.expire_time_ms();
@@ -147,6 +156,7 @@ absl::Status StoreClient::ReleaseLease(SessionId session, LeaseId lease) {
   request.set_lease_id(static_cast<int64_t>(lease));
   v1::ReleaseLeaseResponse response;
   return CallUnary(options_.rpc_timeout_ms, Retry::kIdempotent, [&](grpc::ClientContext& context) {
+    SetTraceparent(options_.traceparent, &context);
     return stub_->ReleaseLease(&context, request, &response);
   });
 }
@@ -159,6 +169,7 @@ absl::Status StoreClient::FetchOriginals(SessionId session, LeaseId lease,
   AddKeys(keys, request.mutable_block_keys());
   v1::FetchOriginalsResponse response;
   return CallUnary(options_.seal_timeout_ms, Retry::kIdempotent, [&](grpc::ClientContext& context) {
+    SetTraceparent(options_.traceparent, &context);
     return stub_->FetchOriginals(&context, request, &response);
   });
 }
@@ -167,6 +178,7 @@ absl::StatusOr<v1::Stats> StoreClient::GetStats() {
   v1::Stats response;
   CERTKV_RETURN_IF_ERROR(
       CallUnary(options_.rpc_timeout_ms, Retry::kIdempotent, [&](grpc::ClientContext& context) {
+        SetTraceparent(options_.traceparent, &context);
         return stub_->GetStats(&context, v1::GetStatsRequest(), &response);
       }));
   return response;
@@ -181,6 +193,7 @@ absl::StatusOr<v1::ListBlocksResponse> StoreClient::ListBlocks(CacheId cache, in
   v1::ListBlocksResponse response;
   CERTKV_RETURN_IF_ERROR(
       CallUnary(options_.rpc_timeout_ms, Retry::kIdempotent, [&](grpc::ClientContext& context) {
+        SetTraceparent(options_.traceparent, &context);
         return stub_->ListBlocks(&context, request, &response);
       }));
   return response;

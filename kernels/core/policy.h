@@ -100,6 +100,9 @@ struct ReadCertificate {
   // Chance that the bounds above do not hold, [0, 1]. 0 = deterministic, as every format of this
   // version is.
   float failure_probability = 0.0f;
+  // Of the layer's blocks; 0 = not said. Values of KeyFormat and ValueFormat.
+  uint8_t key_format = 0;
+  uint8_t value_format = 0;
 };
 
 // Do the bounds of `certificate` meet `tolerances`? A limited bound that is NaN or infinite never

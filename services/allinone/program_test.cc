@@ -231,5 +231,12 @@ TEST_F(ProgramTest, DocsOfTheConfigAreUpToDate) {
       << "repair with: certkvd --print-config-docs > docs/config.md";
 }
 
+TEST_F(ProgramTest, DocsOfTheMetricsAreUpToDate) {
+  const Outcome outcome = Run("certkvd", {"--print-metrics-docs"});
+  ASSERT_EQ(outcome.exit_status, 0);
+  EXPECT_EQ(outcome.out, ReadWhole("docs/metrics.md"))
+      << "repair with: certkvd --print-metrics-docs > docs/metrics.md";
+}
+
 }  // namespace
 }  // namespace certkv

@@ -75,4 +75,9 @@ absl::StatusOr<std::shared_ptr<BudgetAccount>> BudgetBook::AccountOf(const Polic
   return account;
 }
 
+int32_t BudgetBook::size() const {
+  absl::MutexLock lock(&mutex_);
+  return static_cast<int32_t>(accounts_.size());
+}
+
 }  // namespace certkv::certifier

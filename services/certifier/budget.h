@@ -57,6 +57,7 @@ class BudgetBook {
   //         ResourceExhausted [BUDGET_ACCOUNT_LIMIT].
   absl::StatusOr<std::shared_ptr<BudgetAccount>> AccountOf(const PolicyLease& lease, int64_t now_ms)
       ABSL_LOCKS_EXCLUDED(mutex_);
+  int32_t size() const ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
   struct Entry {
@@ -64,7 +65,7 @@ class BudgetBook {
     int64_t expire_time_ms = 0;
   };
   const int32_t account_limit_;
-  absl::Mutex mutex_;
+  mutable absl::Mutex mutex_;
   absl::flat_hash_map<int64_t, Entry> accounts_ ABSL_GUARDED_BY(mutex_);  // by lease id
 };
 

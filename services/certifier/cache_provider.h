@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 
 #include "absl/status/statusor.h"
 #include "kernels/core/ids.h"
@@ -28,7 +29,9 @@ class CacheProvider {
   // once, before it returns or later on another thread. Doesn't block.
   // Errors: Unavailable [STORE_UNREACHABLE]; NotFound [CACHE_NOT_FOUND], [STAGING_NOT_FOUND] or
   //         what else the store says; FailedPrecondition [SLAB_MISMATCH], [MAP_FAILED].
-  virtual void Acquire(const SpecDigest& spec_digest, int64_t staging_id, Done done) = 0;
+  // `traceparent`, where not "", goes along with the calls to the store that this makes.
+  virtual void Acquire(const SpecDigest& spec_digest, int64_t staging_id, Done done,
+                       const std::string& traceparent) = 0;
 };
 
 }  // namespace certkv::certifier

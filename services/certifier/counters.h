@@ -11,25 +11,34 @@
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
 #include "kernels/core/policy.h"
+#include "services/common/metrics.h"
 
 namespace certkv::certifier {
 
 // Threads: all members may be used concurrently. Each number is exact; several read together are
 // not a snapshot.
 struct CertifierCounters {
+  static constexpr int kFormatCount = 8;
+
   std::atomic<int64_t> reads{0};         // reads answered without an error
   std::atomic<int64_t> failed_reads{0};  // reads answered with an error
   // Query heads of the reads answered, by the rung they ended on and by outcome.
   std::atomic<int64_t> heads_by_rung[6]{};     // index: Rung; [0] unused
   std::atomic<int64_t> heads_by_outcome[4]{};  // index: Outcome; [0] unused
+  // The same by KeyFormat and ValueFormat and by rung: docs/metrics.md.
+  std::atomic<int64_t> heads_by_format[kFormatCount][kFormatCount][6]{};
   std::atomic<int64_t> repair_bytes{0};        // originals read again for repairs
   std::atomic<int64_t> attend_passes{0};       // calls of the attention kernel
   std::atomic<int64_t> tiles_verified{0};      // tiles whose checksums were recomputed
   std::atomic<int64_t> originals_verified{0};  // tiles whose originals' checksum was recomputed
+  LatencyHistogram read_seconds;               // from a read's first KV head to its last
 
   void CountHead(const ReadCertificate& certificate) {
     heads_by_rung[static_cast<int>(certificate.rung)].fetch_add(1, std::memory_order_relaxed);
     heads_by_outcome[static_cast<int>(certificate.outcome)].fetch_add(1, std::memory_order_relaxed);
+    heads_by_format[certificate.key_format % kFormatCount][certificate.value_format % kFormatCount]
+                   [static_cast<int>(certificate.rung)]
+                       .fetch_add(1, std::memory_order_relaxed);
     repair_bytes.fetch_add(certificate.repair_bytes, std::memory_order_relaxed);
   }
 

@@ -152,6 +152,7 @@ class BatchRunner::Batch : public std::enable_shared_from_this<BatchRunner::Batc
         *state.plan, read.status, state.reserved_units.load(std::memory_order_relaxed), output);
     read.read_time_ns =
         runner_->clock_->MonotonicNs() - state.start_ns.load(std::memory_order_relaxed);
+    runner_->counters_->read_seconds.Observe(read.read_time_ns);
     state.plan.reset();
     if (read.status.ok()) return;
     read.certificates.clear();

@@ -39,11 +39,14 @@ absl::Status ReadEngine::EndRead(const ReadPlan& plan, const absl::Status& statu
     counters_->CountError(status);
     return status;
   }
+  const LayerSpec& layer = plan.cache->spec().layers[plan.request.layer];
   const bool layer_is_exact = std::all_of(
       output.certificates.begin(), output.certificates.end(),
       [](const ReadCertificate& certificate) { return certificate.rung == Rung::kHead; });
   for (ReadCertificate& certificate : output.certificates) {
     if (layer_is_exact) certificate.rung = Rung::kLayer;
+    certificate.key_format = static_cast<uint8_t>(layer.key_format);
+    certificate.value_format = static_cast<uint8_t>(layer.value_format);
     counters_->CountHead(certificate);
   }
   counters_->reads.fetch_add(1, std::memory_order_relaxed);

@@ -15,10 +15,12 @@
 #include "certkv/certifier/v1/certifier.grpc.pb.h"
 #include "kernels/core/status.h"
 #include "services/certifier/convert.h"
+#include "services/certifier/metrics.h"
 #include "services/certifier/read_batch.h"
 #include "services/certifier/service_attend.h"
 #include "services/certifier/store_client.h"
 #include "services/certifier/view_table.h"
+#include "services/common/call_trace.h"
 #include "services/common/convert.h"
 #include "services/common/errors.h"
 #include "services/common/log.h"
@@ -40,6 +42,9 @@ class CertifierServer::Core final : public v1::Certifier::CallbackService,
   void Drain();
   void LogCounters();
   const certifier::CertifierCounters& counters() const { return counters_; }
+  void CollectMetrics(MetricSink* sink) const {
+    certifier::CollectCertifierMetrics(counters_, views_.size(), budgets_.size(), sink);
+  }
 
   grpc::ServerUnaryReactor* OpenView(grpc::CallbackServerContext* context,
                                      const v1::OpenViewRequest* request,
@@ -187,11 +192,13 @@ grpc::ServerUnaryReactor* CertifierServer::Core::OpenView(grpc::CallbackServerCo
   if (!blocks.ok()) return Finish(reactor, blocks.status());
   status = views_.CheckRoom();
   if (!status.ok()) return Finish(reactor, status);
-  provider_->Acquire(*digest, request->tail().staging_id(),
-                     [this, reactor, request, response, policy = *std::move(policy),
-                      blocks = *std::move(blocks)](const Acquired& acquired) {
-                       Finish(reactor, CreateView(*request, policy, blocks, acquired, response));
-                     });
+  provider_->Acquire(
+      *digest, request->tail().staging_id(),
+      [this, reactor, request, response, policy = *std::move(policy),
+       blocks = *std::move(blocks)](const Acquired& acquired) {
+        Finish(reactor, CreateView(*request, policy, blocks, acquired, response));
+      },
+      TraceparentOf(*context));
   return reactor;
 }
 
@@ -245,7 +252,8 @@ grpc::ServerUnaryReactor* CertifierServer::Core::UpdateView(grpc::CallbackServer
                      [this, reactor, request, blocks = *std::move(blocks),
                       view = *view](const Acquired& acquired) {
                        Finish(reactor, ApplyUpdate(*request, blocks, view.get(), acquired));
-                     });
+                     },
+                     TraceparentOf(*context));
   return reactor;
 }
 
@@ -337,6 +345,12 @@ CertifierServer::~CertifierServer() {
 std::vector<grpc::Service*> CertifierServer::grpc_services() { return {core_.get()}; }
 
 const certifier::CertifierCounters& CertifierServer::counters() const { return core_->counters(); }
+
+absl::Span<const MetricInfo> CertifierServer::MetricInfos() {
+  return certifier::CertifierMetricInfos();
+}
+
+void CertifierServer::CollectMetrics(MetricSink* sink) const { core_->CollectMetrics(sink); }
 
 void CertifierServer::Drain() { core_->Drain(); }
 

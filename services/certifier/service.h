@@ -11,6 +11,7 @@
 #include "services/certifier/counters.h"
 #include "services/certifier/read_kernels.h"
 #include "services/common/clock.h"
+#include "services/common/metrics.h"
 
 namespace boost::asio {
 class io_context;
@@ -39,6 +40,9 @@ class CertifierServer {
 
   std::vector<grpc::Service*> grpc_services();
   const certifier::CertifierCounters& counters() const;
+
+  static absl::Span<const MetricInfo> MetricInfos();
+  void CollectMetrics(MetricSink* sink) const;
 
   // Ends Attend streams after the messages that they have taken, with UNAVAILABLE [DRAINING], and
   // refuses new views. Other unary calls go on. Doesn't block.

@@ -21,6 +21,7 @@
 #include "kernels/core/check.h"
 #include "kernels/core/fd_protocol.h"
 #include "kernels/core/status.h"
+#include "services/common/call_trace.h"
 #include "services/common/convert.h"
 #include "services/common/errors.h"
 #include "services/common/log.h"
@@ -131,13 +132,14 @@ class StoreClient::Impl {
     }
   }
 
-  void Acquire(const SpecDigest& spec_digest, int64_t staging_id, Done done) {
+  void Acquire(const SpecDigest& spec_digest, int64_t staging_id, Done done,
+               const std::string& traceparent) {
     AcquiredCache ready;
     {
       absl::MutexLock lock(&mutex_);
       ready = FindLocked(spec_digest, staging_id);
       if (ready.cache == nullptr && jobs_.size() < kWaitingMax) {
-        jobs_.push_back({spec_digest, staging_id, std::move(done)});
+        jobs_.push_back({spec_digest, staging_id, std::move(done), traceparent});
         return;
       }
     }
@@ -158,6 +160,7 @@ class StoreClient::Impl {
     SpecDigest spec_digest;
     int64_t staging_id;
     Done done;
+    std::string traceparent;
   };
 
   // What is mapped already; a null cache when something of it is not.
@@ -199,6 +202,7 @@ class StoreClient::Impl {
       // A store that is away is asked once for all that wait, not once for each.
       std::map<SpecDigest, absl::Status> failed;
       for (Job& job : jobs) {
+        traceparent_ = job.traceparent;
         const auto failure = failed.find(job.spec_digest);
         absl::StatusOr<AcquiredCache> acquired =
             stopping                  ? Unreachable("the certifier is stopping")
@@ -249,6 +253,7 @@ class StoreClient::Impl {
     for (int attempt = 0; attempt < attempts_max; ++attempt) {
       grpc::ClientContext context;
       context.set_wait_for_ready(true);
+      SetTraceparent(traceparent_, &context);
       context.set_deadline(deadline);
       {
         absl::MutexLock lock(&mutex_);
@@ -398,6 +403,7 @@ class StoreClient::Impl {
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::deque<Job> jobs_ ABSL_GUARDED_BY(mutex_);
   grpc::ClientContext* context_ ABSL_GUARDED_BY(mutex_) = nullptr;  // of the call that runs
+  std::string traceparent_;  // of the job that runs; the asking thread's own
   std::map<SpecDigest, std::shared_ptr<Attachment>> attachments_ ABSL_GUARDED_BY(mutex_);
   std::thread asker_;
   std::thread watcher_;
@@ -408,8 +414,9 @@ StoreClient::StoreClient(StoreClientOptions options)
 
 StoreClient::~StoreClient() = default;
 
-void StoreClient::Acquire(const SpecDigest& spec_digest, int64_t staging_id, Done done) {
-  impl_->Acquire(spec_digest, staging_id, std::move(done));
+void StoreClient::Acquire(const SpecDigest& spec_digest, int64_t staging_id, Done done,
+                          const std::string& traceparent) {
+  impl_->Acquire(spec_digest, staging_id, std::move(done), traceparent);
 }
 
 }  // namespace certkv::certifier

@@ -31,7 +31,8 @@ class StoreClient final : public CacheProvider {
   // Detaches from the store. Calls what `done`s are left with Unavailable [STORE_UNREACHABLE].
   ~StoreClient() override;
 
-  void Acquire(const SpecDigest& spec_digest, int64_t staging_id, Done done) override;
+  void Acquire(const SpecDigest& spec_digest, int64_t staging_id, Done done,
+               const std::string& traceparent = "") override;
 
  private:
   class Impl;

@@ -293,6 +293,12 @@ absl::StatusOr<ReadCertificate> ReadCertificateFromProto(const type::Certificate
   if (proto.outcome() == type::OUTCOME_UNSPECIFIED || !type::Outcome_IsValid(proto.outcome())) {
     return out_of_range("outcome", proto.outcome(), "CERTIFIED, EXACT or OBSERVED");
   }
+  if (!type::KeyFormat_IsValid(proto.key_format()) ||
+      !type::ValueFormat_IsValid(proto.value_format())) {
+    return out_of_range("key_format or value_format",
+                        absl::StrCat(proto.key_format(), " or ", proto.value_format()),
+                        "a known one, or not set");
+  }
   if (proto.repair_bytes() < 0) {
     return out_of_range("repair_bytes", proto.repair_bytes(), ">= 0");
   }
@@ -310,7 +316,9 @@ absl::StatusOr<ReadCertificate> ReadCertificateFromProto(const type::Certificate
                          .outcome = static_cast<Outcome>(proto.outcome()),
                          .first_worst_case_tv = proto.first_worst_case_tv(),
                          .repair_bytes = proto.repair_bytes(),
-                         .failure_probability = proto.failure_probability()};
+                         .failure_probability = proto.failure_probability(),
+                         .key_format = static_cast<uint8_t>(proto.key_format()),
+                         .value_format = static_cast<uint8_t>(proto.value_format())};
 }
 
 type::Certificate ReadCertificateToProto(const ReadCertificate& certificate) {
@@ -327,6 +335,8 @@ type::Certificate ReadCertificateToProto(const ReadCertificate& certificate) {
   proto.set_first_worst_case_tv(certificate.first_worst_case_tv);
   proto.set_repair_bytes(certificate.repair_bytes);
   proto.set_failure_probability(certificate.failure_probability);
+  proto.set_key_format(static_cast<type::KeyFormat>(certificate.key_format));
+  proto.set_value_format(static_cast<type::ValueFormat>(certificate.value_format));
   return proto;
 }
 

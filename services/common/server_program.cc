@@ -9,6 +9,9 @@
 #include "absl/strings/str_cat.h"
 #include "certkv/version.h"
 #include "kernels/core/status.h"
+#include "services/common/metric_table.h"
+#include "services/common/process_metrics.h"
+#include "services/common/rpc_observer.h"
 #include "services/common/runtime_directory.h"
 
 namespace certkv {
@@ -25,6 +28,16 @@ absl::Status Usage(absl::string_view message) {
 
 void Print(const std::string& text) { std::fputs(text.c_str(), stdout); }
 
+absl::Status StartHttp(const ServerConfig& config, std::vector<HttpRoute> routes,
+                       ServerRunner* runner, std::unique_ptr<HttpServer>* http) {
+  if (config.http_address.empty()) return absl::OkStatus();
+  CERTKV_ASSIGN_OR_RETURN(*http, HttpServer::Start({config.http_address, config.http_token_file},
+                                                   std::move(routes), runner->io_context()));
+  Log(LogLevel::kInfo, "http_listening",
+      {{"address", config.http_address}, {"port", (*http)->port()}});
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 struct ServerProgram::Flags {
@@ -34,6 +47,7 @@ struct ServerProgram::Flags {
   bool check_config = false;
   bool print_config = false;
   bool print_config_docs = false;
+  bool print_metrics_docs = false;
   bool version = false;
   bool help = false;
 };
@@ -48,6 +62,7 @@ absl::StatusOr<ServerProgram::Flags> ServerProgram::ParseFlags(int argc, char** 
       {"--check-config", &flags.check_config},
       {"--print-config", &flags.print_config},
       {"--print-config-docs", &flags.print_config_docs},
+      {"--print-metrics-docs", &flags.print_metrics_docs},
       {"--version", &flags.version},
       {"--help", &flags.help},
       {"-h", &flags.help}};
@@ -94,6 +109,7 @@ std::string ServerProgram::HelpText() const {
       "  --check-config    read the config, say whether it is good, and exit\n"
       "  --print-config    print the settings in force as YAML with comments, and exit\n"
       "  --print-config-docs  print all settings with their defaults as Markdown, and exit\n"
+      "  --print-metrics-docs  print all metrics as Markdown, and exit\n"
       "  --version         print version, commit and compiler, and exit\n"
       "  --help            print this text, and exit\n\n"
       "Environment: CERTKV_RUNTIME_DIR  directory of the default sockets\n"
@@ -118,6 +134,29 @@ std::string ServerProgram::DocsText() const {
       reader_.ToMarkdown());
 }
 
+std::string ServerProgram::MetricsDocsText() const {
+  std::string text = absl::StrCat(
+      "# Metrics\n\n"
+      "Written by `",
+      info_.name,
+      " --print-metrics-docs`; a test compares. Do not edit.\n\n"
+      "With `server.http_address` set, a server answers `GET /metrics` in Prometheus' text "
+      "format.\n"
+      "`certkvd` has all of them, the others those of `server` and their own. Names are\n"
+      "`certkv_<service>_<noun>_<unit>`; `total` is the unit of what is counted. Scrape "
+      "configuration,\nalert rules and a Grafana dashboard are in `deploy/prometheus` and "
+      "`deploy/grafana`.\n\n## `server`\n\n");
+  std::vector<MetricInfo> common(ProcessMetricInfos().begin(), ProcessMetricInfos().end());
+  for (const MetricInfo& info : RpcObserver::MetricInfos()) common.push_back(info);
+  absl::StrAppend(&text, MetricsToMarkdown(common));
+  for (const absl::Span<const MetricInfo> infos : metric_infos_) {
+    const absl::string_view service = infos.front().name.substr(7);
+    absl::StrAppend(&text, "\n## `", service.substr(0, service.find('_')), "`\n\n",
+                    MetricsToMarkdown(infos));
+  }
+  return text;
+}
+
 absl::Status ServerProgram::Configure(const Flags& flags) {
   if (flags.config.has_value()) CERTKV_RETURN_IF_ERROR(reader_.ReadFile(*flags.config));
   if (flags.socket.has_value()) server_config_.unix_socket = *flags.socket;
@@ -132,6 +171,15 @@ absl::Status ServerProgram::Configure(const Flags& flags) {
 int ServerProgram::Serve(const Flags& flags) {
   ServerRunner runner(info_.name, server_config_);
   std::vector<std::function<void()>> reloads;
+  MetricTable metrics;
+  metrics.AddSource({ProcessMetricInfos(), CollectProcessMetrics});
+  metrics.AddSource({RpcObserver::MetricInfos(),
+                     [&runner](MetricSink* sink) { runner.observer()->CollectMetrics(sink); }});
+  std::vector<HttpRoute> routes = {
+      {.path = "/metrics", .is_open = false, .handler = [&metrics](const HttpRequest&) {
+         return HttpResponse{.content_type = "text/plain; version=0.0.4; charset=utf-8",
+                             .body = metrics.ToText()};
+       }}};
   // Declared after the runner: the services end first, when its threads have been joined but its
   // io_context, which holds their timers, still exists.
   std::vector<std::shared_ptr<void>> owners;
@@ -143,6 +191,8 @@ int ServerProgram::Serve(const Flags& flags) {
     status = instance.status();
     if (!status.ok()) break;
     if (instance->reload) reloads.push_back(std::move(instance->reload));
+    if (instance->metrics.collect) metrics.AddSource(std::move(instance->metrics));
+    std::move(instance->routes.begin(), instance->routes.end(), std::back_inserter(routes));
     owners.push_back(std::move(instance->owner));
     served.push_back(std::move(instance->served));
   }
@@ -162,6 +212,8 @@ int ServerProgram::Serve(const Flags& flags) {
     Log(LogLevel::kInfo, "config_reloaded", {{"file", *flags.config}});
     for (const auto& reload : reloads) reload();
   });
+  std::unique_ptr<HttpServer> http;
+  if (status.ok()) status = StartHttp(server_config_, std::move(routes), &runner, &http);
   if (status.ok()) status = runner.Start(std::move(served));
   if (status.ok()) {
     runner.Run();
@@ -170,6 +222,7 @@ int ServerProgram::Serve(const Flags& flags) {
         {{"program", info_.name}, {"reason", ReasonOf(status)}, {"message", status.message()}});
     runner.Stop();
   }
+  http.reset();
   while (!owners.empty()) owners.pop_back();
   return status.ok() ? kExitGood : kExitFailed;
 }
@@ -192,6 +245,10 @@ int ServerProgram::Run(int argc, char** argv) {
   }
   if (flags->print_config_docs) {
     Print(DocsText());
+    return kExitGood;
+  }
+  if (flags->print_metrics_docs) {
+    Print(MetricsDocsText());
     return kExitGood;
   }
   if (const absl::Status status = Configure(*flags); !status.ok()) {

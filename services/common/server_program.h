@@ -8,6 +8,9 @@
 //     program.AddService<certkv::GateServer>("certkv.gate.v1.Gate", &config);
 //     return program.Run(argc, argv);
 //   }
+//
+// With server.http_address it serves the metrics of all services, and the pages of those that have
+// some.
 #ifndef CERTKV_SERVICES_COMMON_SERVER_PROGRAM_H_
 #define CERTKV_SERVICES_COMMON_SERVER_PROGRAM_H_
 
@@ -22,6 +25,8 @@
 #include "absl/strings/string_view.h"
 #include "services/common/clock.h"
 #include "services/common/config_reader.h"
+#include "services/common/http_server.h"
+#include "services/common/metrics.h"
 #include "services/common/server_runner.h"
 
 namespace certkv {
@@ -49,10 +54,15 @@ class ServerProgram {
   // `Server` has Create(const Config&, const Clock*, io_context*), grpc_services() and Drain().
   // Services are made in the order of the calls and destroyed in reverse. `config` outlives Run,
   // and has its defaults now. A server keeps a copy of it: on SIGHUP it is set to its defaults,
-  // read again, and given to the Reload(const Config&) of a server that has one.
+  // read again, and given to the Reload(const Config&) of a server that has one. A
+  // server with metrics has static MetricInfos() and CollectMetrics(MetricSink*); one with pages,
+  // HttpRoutes().
   template <typename Server, typename Config>
   void AddService(absl::string_view full_name, Config* config) {
     resets_.push_back([config, defaults = *config] { *config = defaults; });
+    if constexpr (requires { Server::MetricInfos(); }) {
+      metric_infos_.push_back(Server::MetricInfos());
+    }
     factories_.push_back([name = std::string(full_name),
                           config](boost::asio::io_context* io) -> absl::StatusOr<Instance> {
       auto server = Server::Create(*config, RealClock(), io);
@@ -64,6 +74,15 @@ class ServerProgram {
                          .drain = [raw = owned.get()] { raw->Drain(); }};
       if constexpr (requires(Server & one, const Config& read) { one.Reload(read); }) {
         instance.reload = [raw = owned.get(), config] { raw->Reload(*config); };
+      }
+      if constexpr (requires { Server::MetricInfos(); }) {
+        instance.metrics.infos = Server::MetricInfos();
+        instance.metrics.collect = [raw = owned.get()](MetricSink* sink) {
+          raw->CollectMetrics(sink);
+        };
+      }
+      if constexpr (requires(Server & one) { one.HttpRoutes(); }) {
+        instance.routes = owned->HttpRoutes();
       }
       instance.owner = std::move(owned);
       return instance;
@@ -78,12 +97,15 @@ class ServerProgram {
     std::shared_ptr<void> owner;
     ServedService served;
     std::function<void()> reload;  // may be empty
+    MetricSource metrics;          // `collect` may be empty
+    std::vector<HttpRoute> routes;
   };
   struct Flags;
 
   static absl::StatusOr<Flags> ParseFlags(int argc, char** argv);
   std::string HelpText() const;
   std::string DocsText() const;
+  std::string MetricsDocsText() const;
   absl::Status Configure(const Flags& flags);
   int Serve(const Flags& flags);
 
@@ -92,6 +114,7 @@ class ServerProgram {
   ConfigReader reader_;
   std::vector<std::function<void(const ServerConfig&)>> on_configured_;
   std::vector<std::function<void()>> resets_;
+  std::vector<absl::Span<const MetricInfo>> metric_infos_;
   std::vector<std::function<absl::StatusOr<Instance>(boost::asio::io_context*)>> factories_;
 };
 

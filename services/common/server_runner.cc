@@ -26,6 +26,7 @@
 #include "kernels/core/status.h"
 #include "services/common/call_counter.h"
 #include "services/common/health_service.h"
+#include "services/common/rpc_observer.h"
 #include "services/common/runtime_directory.h"
 
 namespace certkv {
@@ -86,6 +87,21 @@ void SetLimits(const ServerConfig& config, grpc::ServerBuilder* builder) {
   builder->AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
 }
 
+absl::Status CheckAddress(absl::string_view name, const std::string& address) {
+  if (address.empty()) return absl::OkStatus();
+  const size_t colon = address.rfind(':');
+  int32_t port = -1;
+  if (colon == std::string::npos || colon == 0 ||
+      !absl::SimpleAtoi(address.substr(colon + 1), &port) || port < 0 || port > 65535 ||
+      absl::StartsWith(address, "unix:")) {
+    return MakeError(absl::StatusCode::kInvalidArgument, "CONFIG_INVALID",
+                     absl::StrCat(name, " is ", address,
+                                  ", must be host:port with a port in [0, 65535], such as "
+                                  "127.0.0.1:7070"));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 ConfigSection ServerConfigSection(ServerConfig* config, absl::string_view socket_name) {
@@ -110,20 +126,18 @@ ConfigSection ServerConfigSection(ServerConfig* config, absl::string_view socket
                              {"warning", LogLevel::kWarning},
                              {"error", LogLevel::kError}},
                             "least level that is logged to stderr");
-  section.AddCheck([config] {
-    if (config->tcp_address.empty()) return absl::OkStatus();
-    const size_t colon = config->tcp_address.rfind(':');
-    int32_t port = -1;
-    if (colon == std::string::npos || colon == 0 ||
-        !absl::SimpleAtoi(config->tcp_address.substr(colon + 1), &port) || port < 0 ||
-        port > 65535 || absl::StartsWith(config->tcp_address, "unix:")) {
-      return MakeError(absl::StatusCode::kInvalidArgument, "CONFIG_INVALID",
-                       absl::StrCat("tcp_address is ", config->tcp_address,
-                                    ", must be host:port with a port in [0, 65535], such as "
-                                    "127.0.0.1:7070"));
-    }
-    return absl::OkStatus();
-  });
+  section.AddEnum<LogFormat>("log_format", &config->log_format,
+                             {{"text", LogFormat::kText}, {"json", LogFormat::kJson}},
+                             "how lines of the log look: key=value, or a JSON object each");
+  section.AddString("http_address", &config->http_address, 256,
+                    "host:port of the metrics (/metrics) and, at gate, the dashboard (/); empty "
+                    "means none; without http_token_file a loopback address such as "
+                    "127.0.0.1:9464");
+  section.AddString("http_token_file", &config->http_token_file, 4096,
+                    "file with the token that callers of http_address must send (Authorization: "
+                    "Bearer); at least 16 bytes, mode 0600; empty means none");
+  section.AddCheck([config] { return CheckAddress("tcp_address", config->tcp_address); });
+  section.AddCheck([config] { return CheckAddress("http_address", config->http_address); });
   return section;
 }
 
@@ -131,9 +145,12 @@ ServerRunner::ServerRunner(absl::string_view program, ServerConfig config)
     : program_(program),
       config_(std::move(config)),
       calls_(std::make_unique<CallCounter>()),
+      observer_(std::make_unique<RpcObserver>()),
       health_(std::make_unique<HealthService>()),
       work_guard_(boost::asio::make_work_guard(io_context_)),
       signals_(io_context_) {
+  SetLogService(program);
+  SetLogFormat(config_.log_format);
   SetLeastLogLevel(config_.log_level);
   // A peer that went away is an error of a write, not the end of the process.
   std::signal(SIGPIPE, SIG_IGN);
@@ -227,6 +244,7 @@ absl::Status ServerRunner::Start(std::vector<ServedService> services) {
   }
   std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>> interceptors;
   interceptors.push_back(calls_->MakeFactory());
+  interceptors.push_back(observer_->MakeFactory());
   builder.experimental().SetInterceptorCreators(std::move(interceptors));
   server_ = builder.BuildAndStart();
   if (server_ == nullptr) {

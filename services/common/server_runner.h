@@ -34,6 +34,7 @@ namespace certkv {
 
 class CallCounter;
 class HealthService;
+class RpcObserver;
 
 struct ServerConfig {
   std::string unix_socket;  // path; "" = none
@@ -42,6 +43,9 @@ struct ServerConfig {
   int64_t drain_timeout_ms = 10000;
   int32_t streams_per_connection_max = 1024;
   LogLevel log_level = LogLevel::kInfo;
+  LogFormat log_format = LogFormat::kText;
+  std::string http_address;     // "host:port" of metrics and dashboard; "" = none
+  std::string http_token_file;  // "" = none: a loopback address only
 };
 // Section "server". `socket_name` is the file name of the default socket, for the docs.
 ConfigSection ServerConfigSection(ServerConfig* config, absl::string_view socket_name);
@@ -88,6 +92,9 @@ class ServerRunner {
   // process.
   void OnReload(std::function<void()> reload) { reload_ = std::move(reload); }
 
+  // Counts the calls of all services.
+  RpcObserver* observer() { return observer_.get(); }
+
   // gRPC targets that reach the server: "unix:/run/certkv/gate.sock", "127.0.0.1:4711".
   const std::vector<std::string>& targets() const { return targets_; }
 
@@ -108,6 +115,7 @@ class ServerRunner {
   const std::string program_;
   const ServerConfig config_;
   const std::unique_ptr<CallCounter> calls_;
+  const std::unique_ptr<RpcObserver> observer_;
   const std::unique_ptr<HealthService> health_;
   boost::asio::io_context io_context_;
   boost::asio::executor_work_guard<boost::asio::io_context::executor_type> work_guard_;

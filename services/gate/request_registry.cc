@@ -20,6 +20,21 @@ absl::Status NotFound(absl::string_view request) {
                                 "long ago, or gate was restarted; open it"));
 }
 
+void CountAnswer(const ReportBatch& batch, const ReportAnswer& answer, GateCounters* counters) {
+  counters->directives[static_cast<int>(answer.action)].fetch_add(1, std::memory_order_relaxed);
+  counters->reads_outside_tolerance.fetch_add(answer.outside_tolerance, std::memory_order_relaxed);
+  if (!answer.counted) {
+    // A batch of a request that is not known was not counted before either.
+    if (answer.action != DirectiveAction::kRelease) {
+      counters->batches_repeated.fetch_add(1, std::memory_order_relaxed);
+    }
+    return;
+  }
+  counters->batches.fetch_add(1, std::memory_order_relaxed);
+  counters->failed_reads.fetch_add(batch.failed_read_count, std::memory_order_relaxed);
+  counters->CountReads(batch.certificates);
+}
+
 }  // namespace
 
 RequestRegistry::RequestRegistry(const GateConfig& config, const Clock* clock)
@@ -110,9 +125,17 @@ absl::StatusOr<PolicyLease> RequestRegistry::OpenRequest(absl::string_view reque
                    absl::StrCat("model has ", terms.model.size(), " bytes, must be at most ",
                                 kModelBytesMax, " of [a-zA-Z0-9._/-]"));
   }
-  const std::string name = absl::StrCat(kRequestNamePrefix, request_id);
-  const int64_t now_ms = clock_->NowMs();
   absl::MutexLock lock(&mutex_);
+  absl::StatusOr<PolicyLease> lease =
+      OpenLocked(absl::StrCat(kRequestNamePrefix, request_id), label, terms);
+  if (!lease.ok()) counters_.requests_refused.fetch_add(1, std::memory_order_relaxed);
+  return lease;
+}
+
+absl::StatusOr<PolicyLease> RequestRegistry::OpenLocked(const std::string& name,
+                                                        absl::string_view label,
+                                                        const RequestTerms& terms) {
+  const int64_t now_ms = clock_->NowMs();
   CERTKV_RETURN_IF_ERROR(CheckTerms(*policy_, terms));
   if (const auto found = entries_.find(name); found != entries_.end()) {
     absl::MutexLock entry_lock(&found->second->mutex);
@@ -124,6 +147,7 @@ absl::StatusOr<PolicyLease> RequestRegistry::OpenRequest(absl::string_view reque
   auto entry = std::make_shared<Entry>(name, std::string(label), terms, *policy_, limits, now_ms,
                                        std::move(tenant));
   entries_[name] = entry;
+  counters_.requests_opened.fetch_add(1, std::memory_order_relaxed);
   absl::MutexLock entry_lock(&entry->mutex);
   return entry->request.Open(terms, *policy_, now_ms);
 }
@@ -135,6 +159,7 @@ absl::StatusOr<ReportAnswer> RequestRegistry::Report(absl::string_view request,
     ReportAnswer answer;
     answer.action = DirectiveAction::kRelease;
     answer.explanation = std::string(entry.status().message());
+    CountAnswer(batch, answer, &counters_);
     return answer;
   }
   if (!entry.ok()) return entry.status();
@@ -146,8 +171,10 @@ absl::StatusOr<ReportAnswer> RequestRegistry::Report(absl::string_view request,
     answer = (*entry)->request.Report(batch, *policy, clock_->NowMs());
     terms = &(*entry)->request.terms();
   }
+  if (!answer.ok()) return answer;
   // The terms of a request never change.
-  if (answer.ok() && answer->counted) sample_.Add(terms->tenant, terms->model, batch.certificates);
+  if (answer->counted) sample_.Add(terms->tenant, terms->model, batch.certificates);
+  CountAnswer(batch, *answer, &counters_);
   return answer;
 }
 
@@ -155,8 +182,17 @@ absl::StatusOr<Decision> RequestRegistry::Decide(absl::string_view request,
                                                  const ReadCertificate& certificate) {
   CERTKV_ASSIGN_OR_RETURN(const std::shared_ptr<Entry> entry, Find(request));
   const std::shared_ptr<const Policy> policy = SharedPolicy();
-  absl::MutexLock lock(&entry->mutex);
-  return entry->request.Decide(certificate, *policy, clock_->NowMs());
+  absl::StatusOr<Decision> decision;
+  {
+    absl::MutexLock lock(&entry->mutex);
+    decision = entry->request.Decide(certificate, *policy, clock_->NowMs());
+  }
+  if (decision.ok()) {
+    (decision->accepted ? counters_.decisions_accepted : counters_.decisions_refused)
+        .fetch_add(1, std::memory_order_relaxed);
+    if (decision->accepted) counters_.CountReads({&certificate, 1});
+  }
+  return decision;
 }
 
 absl::StatusOr<RequestRisk> RequestRegistry::CloseRequest(absl::string_view request) {
@@ -167,6 +203,7 @@ absl::StatusOr<RequestRisk> RequestRegistry::CloseRequest(absl::string_view requ
   if (!entry->request.closed()) {
     entry->request.Close(now_ms);
     retired_.push_back({std::string(request), now_ms});
+    counters_.requests_closed.fetch_add(1, std::memory_order_relaxed);
   }
   return entry->request.Risk(*policy_, /*all_heads=*/false, now_ms);
 }
@@ -283,6 +320,26 @@ std::vector<NamedEvent> RequestRegistry::ListEvents(int64_t since_ms, int32_t co
   return events;
 }
 
+RegistrySizes RequestRegistry::sizes() const {
+  absl::ReaderMutexLock lock(&mutex_);
+  const auto closed = static_cast<int64_t>(retired_.size());
+  return {.open = static_cast<int64_t>(entries_.size()) - closed, .closed = closed};
+}
+
+std::vector<TenantStanding> RequestRegistry::Tenants() const {
+  std::vector<TenantStanding> tenants;
+  {
+    absl::ReaderMutexLock lock(&mutex_);
+    for (const auto& [name, budget] : tenants_) {
+      tenants.push_back(
+          {.tenant = name, .budget = budget->limit(), .committed = budget->committed()});
+    }
+  }
+  std::sort(tenants.begin(), tenants.end(),
+            [](const auto& a, const auto& b) { return a.tenant < b.tenant; });
+  return tenants;
+}
+
 int32_t RequestRegistry::Sweep() {
   const int64_t now_ms = clock_->NowMs();
   int32_t idle_count = 0;
@@ -298,6 +355,7 @@ int32_t RequestRegistry::Sweep() {
     retired_.push_back({name, now_ms});
     ++idle_count;
   }
+  counters_.requests_idle.fetch_add(idle_count, std::memory_order_relaxed);
   while (!retired_.empty() && (now_ms - retired_.front().close_time_ms >= config_.retention_ms ||
                                static_cast<int64_t>(retired_.size()) > config_.retained_limit)) {
     entries_.erase(retired_.front().name);

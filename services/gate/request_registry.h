@@ -30,6 +30,7 @@
 #include "absl/synchronization/mutex.h"
 #include "services/common/clock.h"
 #include "services/gate/config.h"
+#include "services/gate/counters.h"
 #include "services/gate/policy.h"
 #include "services/gate/policy_trial.h"
 #include "services/gate/request.h"
@@ -70,6 +71,19 @@ inline constexpr int32_t kEventsPerListMax = 1000;
 struct NamedEvent {
   std::string request;
   RiskEvent event;
+};
+
+// How many requests are kept.
+struct RegistrySizes {
+  int64_t open = 0;
+  int64_t closed = 0;
+};
+
+// What a tenant has committed of its budget in this window.
+struct TenantStanding {
+  std::string tenant;
+  double budget = 0;  // 0 = none
+  double committed = 0;
 };
 
 class RequestRegistry {
@@ -117,6 +131,12 @@ class RequestRegistry {
   // `count`, in [1, kEventsPerListMax].
   std::vector<NamedEvent> ListEvents(int64_t since_ms, int32_t count) const;
 
+  const GateCounters& counters() const { return counters_; }
+  GateCounters* mutable_counters() { return &counters_; }
+  RegistrySizes sizes() const;
+  // By name.
+  std::vector<TenantStanding> Tenants() const;
+
   // Closes idle requests and forgets closed ones. Called about once a second. Returns how many were
   // closed for being idle.
   int32_t Sweep();
@@ -133,6 +153,9 @@ class RequestRegistry {
     int64_t close_time_ms;
   };
 
+  absl::StatusOr<PolicyLease> OpenLocked(const std::string& name, absl::string_view label,
+                                         const RequestTerms& terms)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<std::shared_ptr<Entry>> Find(absl::string_view request) const;
   std::shared_ptr<const Policy> SharedPolicy() const;
   std::vector<std::shared_ptr<Entry>> AllEntries() const;
@@ -148,6 +171,7 @@ class RequestRegistry {
   std::shared_ptr<const Policy> policy_ ABSL_GUARDED_BY(mutex_);  // never null
   std::deque<PolicyChange> policy_changes_ ABSL_GUARDED_BY(mutex_);
   PolicyTrialSample sample_;
+  GateCounters counters_;
   absl::flat_hash_map<std::string, std::shared_ptr<Entry>> entries_ ABSL_GUARDED_BY(mutex_);
   std::deque<Retired> retired_ ABSL_GUARDED_BY(mutex_);  // closed requests, in order of closing
   absl::flat_hash_map<std::string, std::shared_ptr<TenantBudget>> tenants_ ABSL_GUARDED_BY(mutex_);

@@ -12,10 +12,12 @@
 #include "absl/synchronization/mutex.h"
 #include "certkv/gate/v1/gate.grpc.pb.h"
 #include "kernels/core/status.h"
+#include "services/common/call_trace.h"
 #include "services/common/convert.h"
 #include "services/common/errors.h"
 #include "services/common/log.h"
 #include "services/gate/convert.h"
+#include "services/gate/metrics.h"
 #include "services/gate/request_registry.h"
 #include "services/gate/service_streams.h"
 
@@ -66,6 +68,7 @@ class GateServer::Core final : public v1::Gate::CallbackService,
     timer_.cancel();
   }
   void Drain() { streams_.DrainAll(); }
+  void CollectMetrics(MetricSink* sink) const { gate::CollectGateMetrics(registry_, sink); }
 
   ServerUnaryReactor* OpenRequest(CallbackServerContext* context,
                                   const v1::OpenRequestRequest* request,
@@ -76,13 +79,15 @@ class GateServer::Core final : public v1::Gate::CallbackService,
           const PolicyLease lease,
           registry_.OpenRequest(request->request_id(), request->label(), terms));
       *response->mutable_lease() = PolicyLeaseToProto(lease);
+      Log(LogLevel::kDebug, "request_opened",
+          {{"request", lease.request}, {"traceparent", TraceparentOf(*context)}});
       return absl::OkStatus();
     });
   }
 
   grpc::ServerBidiReactor<v1::ReportRequest, v1::ReportResponse>* Report(
-      CallbackServerContext*) override {
-    return new gate::ReportStream(&registry_, &streams_, io_context_);
+      CallbackServerContext* context) override {
+    return new gate::ReportStream(&registry_, &streams_, io_context_, TraceparentOf(*context));
   }
 
   ServerUnaryReactor* Decide(CallbackServerContext* context, const v1::DecideRequest* request,
@@ -252,6 +257,10 @@ absl::StatusOr<std::unique_ptr<GateServer>> GateServer::Create(
 }
 
 std::vector<grpc::Service*> GateServer::grpc_services() { return {core_.get()}; }
+
+absl::Span<const MetricInfo> GateServer::MetricInfos() { return gate::GateMetricInfos(); }
+
+void GateServer::CollectMetrics(MetricSink* sink) const { core_->CollectMetrics(sink); }
 
 void GateServer::Drain() { core_->Drain(); }
 

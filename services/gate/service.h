@@ -11,6 +11,7 @@
 
 #include "absl/status/statusor.h"
 #include "services/common/clock.h"
+#include "services/common/metrics.h"
 #include "services/gate/config.h"
 
 namespace grpc {
@@ -32,6 +33,9 @@ class GateServer {
   ~GateServer();
 
   std::vector<grpc::Service*> grpc_services();
+
+  static absl::Span<const MetricInfo> MetricInfos();
+  void CollectMetrics(MetricSink* sink) const;
 
   // Ends report streams after the batch they are at, and watches, with UNAVAILABLE [DRAINING].
   // Unary calls go on. Doesn't block.

@@ -1,6 +1,7 @@
 #include "services/gate/service_streams.h"
 
 #include <boost/asio/post.hpp>
+#include <chrono>
 #include <optional>
 #include <vector>
 
@@ -51,8 +52,11 @@ void StreamSet::TickAll() {
 }
 
 ReportStream::ReportStream(RequestRegistry* registry, StreamSet* streams,
-                           boost::asio::io_context* io_context)
-    : registry_(registry), streams_(streams), io_context_(io_context) {
+                           boost::asio::io_context* io_context, std::string traceparent)
+    : registry_(registry),
+      streams_(streams),
+      io_context_(io_context),
+      traceparent_(std::move(traceparent)) {
   const auto admission = streams_->Add(this, /*is_watch=*/false, 0);
   absl::MutexLock lock(&mutex_);
   if (admission != StreamSet::Admission::kAdmitted || draining_) {
@@ -91,12 +95,17 @@ void ReportStream::CountBatch() {
                                                   .returned = returned,
                                                   .is_last = request_.is_last()});
   };
+  const auto begin = std::chrono::steady_clock::now();
   const absl::StatusOr<ReportAnswer> answer = count();
+  registry_->mutable_counters()->batch_seconds.Observe(
+      std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - begin)
+          .count());
   if (answer.ok() && answer->outside_tolerance > 0) {
     Log(LogLevel::kWarning, "reads_outside_tolerance",
         {{"request", request_.request()},
          {"reporter", request_.reporter_id()},
-         {"reads", answer->outside_tolerance}});
+         {"reads", answer->outside_tolerance},
+         {"traceparent", traceparent_}});
   }
   absl::MutexLock lock(&mutex_);
   if (!answer.ok()) return End(ToGrpcStatus(answer.status(), kErrorDomain));

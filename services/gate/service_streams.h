@@ -59,7 +59,9 @@ class StreamSet {
 class ReportStream final : public grpc::ServerBidiReactor<v1::ReportRequest, v1::ReportResponse>,
                            public OpenStream {
  public:
-  ReportStream(RequestRegistry* registry, StreamSet* streams, boost::asio::io_context* io_context);
+  // `traceparent` of the caller, or "", for logs.
+  ReportStream(RequestRegistry* registry, StreamSet* streams, boost::asio::io_context* io_context,
+               std::string traceparent);
 
   void OnReadDone(bool ok) override;
   void OnWriteDone(bool ok) override;
@@ -73,6 +75,7 @@ class ReportStream final : public grpc::ServerBidiReactor<v1::ReportRequest, v1:
   RequestRegistry* const registry_;
   StreamSet* const streams_;
   boost::asio::io_context* const io_context_;
+  const std::string traceparent_;
   v1::ReportRequest request_;
   v1::ReportResponse response_;
   absl::Mutex mutex_;

@@ -20,6 +20,7 @@
 #include "services/kvstore/compute_pool.h"
 #include "services/kvstore/convert.h"
 #include "services/kvstore/fd_server.h"
+#include "services/kvstore/metrics.h"
 #include "services/kvstore/periodic_job.h"
 #include "services/kvstore/scrubber.h"
 #include "services/kvstore/service_watch.h"
@@ -446,6 +447,12 @@ KvStoreServer::~KvStoreServer() = default;
 std::vector<grpc::Service*> KvStoreServer::grpc_services() { return {&impl_->service}; }
 
 const std::string& KvStoreServer::fd_socket() const { return impl_->fd_socket; }
+
+absl::Span<const MetricInfo> KvStoreServer::MetricInfos() { return kvstore::StoreMetricInfos(); }
+
+void KvStoreServer::CollectMetrics(MetricSink* sink) {
+  kvstore::CollectStoreMetrics(impl_->engine.GetStats(), sink);
+}
 
 void KvStoreServer::Drain() {
   impl_->service.Drain();

@@ -8,6 +8,7 @@
 
 #include "absl/status/statusor.h"
 #include "services/common/clock.h"
+#include "services/common/metrics.h"
 #include "services/kvstore/config.h"
 
 namespace boost::asio {
@@ -37,6 +38,9 @@ class KvStoreServer {
 
   // Path of the descriptor socket.
   const std::string& fd_socket() const;
+
+  static absl::Span<const MetricInfo> MetricInfos();
+  void CollectMetrics(MetricSink* sink);
 
   // No new work: calls get Unavailable [STORE_STOPPING], event streams end after what is queued.
   // Running calls finish. Doesn't block.

@@ -1,0 +1,77 @@
+#include "services/certifier/metrics.h"
+
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/core/cache_spec.h"
+
+namespace certkv::certifier {
+namespace {
+
+constexpr MetricInfo kInfos[] = {
+    {"certkv_certifier_reads_total", MetricKind::kCounter, "result",
+     "Reads (one layer and position, all its heads), ok or failed"},
+    {"certkv_certifier_read_seconds", MetricKind::kHistogram, "",
+     "Time of a read from its first KV head to its last, repairs included"},
+    {"certkv_certifier_heads_total", MetricKind::kCounter, "format, rung",
+     "Query heads read, by the formats of their layer and the highest rung they needed (none: "
+     "certified at the first read); coverage is the share of none"},
+    {"certkv_certifier_outcomes_total", MetricKind::kCounter, "outcome",
+     "Query heads read, by what their output is"},
+    {"certkv_certifier_repair_bytes_total", MetricKind::kCounter, "",
+     "Bytes of originals read again for repairs"},
+    {"certkv_certifier_passes_total", MetricKind::kCounter, "", "Calls of the attention kernel"},
+    {"certkv_certifier_tiles_verified_total", MetricKind::kCounter, "what",
+     "Tiles whose checksums were recomputed, of quantized records or of originals"},
+    {"certkv_certifier_errors_total", MetricKind::kCounter, "reason",
+     "Reads that ended in an error, by its reason"},
+    {"certkv_certifier_views_open_total", MetricKind::kGauge, "", "Sequences that are open"},
+    {"certkv_certifier_leases_total", MetricKind::kGauge, "",
+     "Unexpired policy leases whose spending is remembered"},
+};
+
+double Load(const std::atomic<int64_t>& count) {
+  return static_cast<double>(count.load(std::memory_order_relaxed));
+}
+
+}  // namespace
+
+absl::Span<const MetricInfo> CertifierMetricInfos() { return kInfos; }
+
+void CollectCertifierMetrics(const CertifierCounters& counters, int32_t view_count,
+                             int32_t budget_count, MetricSink* sink) {
+  sink->Add("certkv_certifier_reads_total", Load(counters.reads), {{"result", "ok"}});
+  sink->Add("certkv_certifier_reads_total", Load(counters.failed_reads), {{"result", "failed"}});
+  sink->AddHistogram("certkv_certifier_read_seconds", counters.read_seconds.Snapshot());
+  for (int key = 0; key < CertifierCounters::kFormatCount; ++key) {
+    for (int value = 0; value < CertifierCounters::kFormatCount; ++value) {
+      const auto& by_rung = counters.heads_by_format[key][value];
+      int64_t all = 0;
+      for (const auto& count : by_rung) all += count.load(std::memory_order_relaxed);
+      if (all == 0) continue;
+      const std::string format = absl::StrCat(KeyFormatName(static_cast<KeyFormat>(key)),
+                                              ValueFormatName(static_cast<ValueFormat>(value)));
+      for (int rung = 1; rung <= static_cast<int>(Rung::kLayer); ++rung) {
+        sink->Add("certkv_certifier_heads_total", Load(by_rung[rung]),
+                  {{"format", format}, {"rung", RungName(static_cast<Rung>(rung))}});
+      }
+    }
+  }
+  for (int outcome = 1; outcome <= static_cast<int>(Outcome::kObserved); ++outcome) {
+    sink->Add("certkv_certifier_outcomes_total", Load(counters.heads_by_outcome[outcome]),
+              {{"outcome", OutcomeName(static_cast<Outcome>(outcome))}});
+  }
+  sink->Add("certkv_certifier_repair_bytes_total", Load(counters.repair_bytes));
+  sink->Add("certkv_certifier_passes_total", Load(counters.attend_passes));
+  sink->Add("certkv_certifier_tiles_verified_total", Load(counters.tiles_verified),
+            {{"what", "quantized"}});
+  sink->Add("certkv_certifier_tiles_verified_total", Load(counters.originals_verified),
+            {{"what", "original"}});
+  for (const auto& [reason, count] : counters.ErrorsByReason()) {
+    sink->Add("certkv_certifier_errors_total", static_cast<double>(count), {{"reason", reason}});
+  }
+  sink->Add("certkv_certifier_views_open_total", view_count);
+  sink->Add("certkv_certifier_leases_total", budget_count);
+}
+
+}  // namespace certkv::certifier

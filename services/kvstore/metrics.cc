@@ -1,0 +1,108 @@
+#include "services/kvstore/metrics.h"
+
+#include <string>
+
+#include "kernels/core/cache_spec.h"
+
+namespace certkv::kvstore {
+namespace {
+
+constexpr MetricInfo kInfos[] = {
+    {"certkv_kvstore_tier_bytes", MetricKind::kGauge, "tier",
+     "Bytes of blocks in a tier: device (quantized), backing (originals), disk"},
+    {"certkv_kvstore_tier_capacity_bytes", MetricKind::kGauge, "tier",
+     "Bytes that the device and backing tiers of all registered caches have slots for"},
+    {"certkv_kvstore_blocks_total", MetricKind::kGauge, "state",
+     "Blocks in memory (backing), of them quantized (device), leased, pinned, being written"},
+    {"certkv_kvstore_caches_total", MetricKind::kGauge, "", "Registered caches"},
+    {"certkv_kvstore_sessions_total", MetricKind::kGauge, "", "Workers and readers attached"},
+    {"certkv_kvstore_leases_total", MetricKind::kGauge, "", "Leases held"},
+    {"certkv_kvstore_leases_expired_total", MetricKind::kCounter, "",
+     "Leases that ran out without being released"},
+    {"certkv_kvstore_lookups_total", MetricKind::kCounter, "", "Lookups of prefixes"},
+    {"certkv_kvstore_lookup_blocks_total", MetricKind::kCounter, "result",
+     "Blocks that lookups asked for, and those they found; the hit rate is found / asked"},
+    {"certkv_kvstore_block_events_total", MetricKind::kCounter, "event",
+     "What happened to blocks: sealed, shared, aborted, demoted, promoted, evicted, spilled, "
+     "restored, rebuilt, lost"},
+    {"certkv_kvstore_scrubbed_bytes_total", MetricKind::kCounter, "",
+     "Bytes that the background check has read"},
+    {"certkv_kvstore_disk_blocks_total", MetricKind::kCounter, "event",
+     "Blocks of the disk tier: written, read, expired, damaged, write_error; only with one"},
+};
+
+struct Event {
+  const char* name;
+  int64_t StoreCounters::*count;
+};
+constexpr Event kEvents[] = {
+    {"sealed", &StoreCounters::blocks_sealed},     {"shared", &StoreCounters::blocks_shared},
+    {"aborted", &StoreCounters::blocks_aborted},   {"demoted", &StoreCounters::blocks_demoted},
+    {"promoted", &StoreCounters::blocks_promoted}, {"evicted", &StoreCounters::blocks_evicted},
+    {"spilled", &StoreCounters::blocks_spilled},   {"restored", &StoreCounters::blocks_restored},
+    {"rebuilt", &StoreCounters::blocks_rebuilt},   {"lost", &StoreCounters::blocks_lost},
+};
+
+void CollectTiers(const StoreStats& stats, MetricSink* sink) {
+  double device = 0;
+  double device_capacity = 0;
+  double backing = 0;
+  double backing_capacity = 0;
+  int64_t blocks[5] = {};
+  for (const CacheStats& cache : stats.caches) {
+    device += static_cast<double>(cache.device_slots_used * cache.device_slot_bytes);
+    device_capacity += static_cast<double>(cache.device_slot_count * cache.device_slot_bytes);
+    backing += static_cast<double>(cache.backing_slots_used * cache.backing_slot_bytes);
+    backing_capacity += static_cast<double>(cache.backing_slot_count * cache.backing_slot_bytes);
+    blocks[0] += cache.backing_slots_used;
+    blocks[1] += cache.device_slots_used;
+    blocks[2] += cache.blocks_leased;
+    blocks[3] += cache.blocks_pinned;
+    blocks[4] += cache.blocks_writing;
+  }
+  sink->Add("certkv_kvstore_tier_bytes", device, {{"tier", "device"}});
+  sink->Add("certkv_kvstore_tier_bytes", backing, {{"tier", "backing"}});
+  sink->Add("certkv_kvstore_tier_capacity_bytes", device_capacity, {{"tier", "device"}});
+  sink->Add("certkv_kvstore_tier_capacity_bytes", backing_capacity, {{"tier", "backing"}});
+  const char* const states[] = {"backing", "device", "leased", "pinned", "writing"};
+  for (int i = 0; i < 5; ++i) {
+    sink->Add("certkv_kvstore_blocks_total", static_cast<double>(blocks[i]),
+              {{"state", states[i]}});
+  }
+}
+
+}  // namespace
+
+absl::Span<const MetricInfo> StoreMetricInfos() { return kInfos; }
+
+void CollectStoreMetrics(const StoreStats& stats, MetricSink* sink) {
+  CollectTiers(stats, sink);
+  sink->Add("certkv_kvstore_caches_total", static_cast<double>(stats.caches.size()));
+  sink->Add("certkv_kvstore_sessions_total", stats.session_count);
+  sink->Add("certkv_kvstore_leases_total", stats.lease_count);
+  const StoreCounters& counters = stats.counters;
+  sink->Add("certkv_kvstore_leases_expired_total", static_cast<double>(counters.leases_expired));
+  sink->Add("certkv_kvstore_lookups_total", static_cast<double>(counters.lookups));
+  sink->Add("certkv_kvstore_lookup_blocks_total", static_cast<double>(counters.lookup_blocks_asked),
+            {{"result", "asked"}});
+  sink->Add("certkv_kvstore_lookup_blocks_total", static_cast<double>(counters.lookup_blocks_found),
+            {{"result", "found"}});
+  for (const Event& event : kEvents) {
+    sink->Add("certkv_kvstore_block_events_total", static_cast<double>(counters.*event.count),
+              {{"event", event.name}});
+  }
+  sink->Add("certkv_kvstore_scrubbed_bytes_total", static_cast<double>(counters.bytes_scrubbed));
+  if (!stats.spill.enabled) return;
+  const SpillStats& spill = stats.spill;
+  sink->Add("certkv_kvstore_tier_bytes", static_cast<double>(spill.bytes), {{"tier", "disk"}});
+  const std::pair<const char*, int64_t> disk[] = {{"written", spill.blocks_written},
+                                                  {"read", spill.blocks_read},
+                                                  {"expired", spill.blocks_expired},
+                                                  {"damaged", spill.blocks_damaged},
+                                                  {"write_error", spill.write_errors}};
+  for (const auto& [event, count] : disk) {
+    sink->Add("certkv_kvstore_disk_blocks_total", static_cast<double>(count), {{"event", event}});
+  }
+}
+
+}  // namespace certkv::kvstore
