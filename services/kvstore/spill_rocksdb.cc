@@ -5,6 +5,7 @@
 #include <rocksdb/write_batch.h>
 #include <xxhash.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstring>
 #include <filesystem>
@@ -13,6 +14,8 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
+#include "absl/strings/ascii.h"
+#include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
@@ -139,7 +142,8 @@ class RocksDbSpill final : public SpillStore {
         others.emplace_back(names[i], handles[i]);
       }
     }
-    if (is_new) {
+    // A process that was killed while it made the database may have left it without our mark.
+    if (is_new || (others.empty() && IsEmpty(default_))) {
       return FromRocksDb(db_->Put(rocksdb::WriteOptions(), default_, kFormatKey, FormatText()),
                          "writing the format version");
     }
@@ -234,6 +238,17 @@ class RocksDbSpill final : public SpillStore {
     return families_;
   }
 
+  bool IsEmpty(rocksdb::ColumnFamilyHandle* family) const {
+    const std::unique_ptr<rocksdb::Iterator> all(db_->NewIterator(rocksdb::ReadOptions(), family));
+    all->SeekToFirst();
+    return !all->Valid() && all->status().ok();
+  }
+
+  absl::Status WriteSpec(const SpecDigest& spec, rocksdb::ColumnFamilyHandle* family) {
+    return FromRocksDb(db_->Put(rocksdb::WriteOptions(), family, kSpecKey, SliceOf(spec.view())),
+                       "writing the spec digest");
+  }
+
   absl::Status CheckFormat(const std::string& directory) {
     std::string text;
     const rocksdb::Status read = db_->Get(rocksdb::ReadOptions(), default_, kFormatKey, &text);
@@ -250,13 +265,18 @@ class RocksDbSpill final : public SpillStore {
                                 FormatText(), "'; remove the directory, or run that version"));
   }
 
-  // Takes a column family over, once its spec is the one that its name says.
+  // Takes a column family over, once its spec is the one that its name says. An empty one was made
+  // by a process that was killed before it wrote the spec.
   absl::Status AddFamily(const std::string& directory, const std::string& name,
                          rocksdb::ColumnFamilyHandle* family)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     std::string bytes;
     const rocksdb::Status read = db_->Get(rocksdb::ReadOptions(), family, kSpecKey, &bytes);
     if (!read.ok() && !read.IsNotFound()) return FromRocksDb(read, "reading the spec digest");
+    if (read.IsNotFound() && IsEmpty(family) &&
+        std::all_of(name.begin(), name.end(), absl::ascii_isxdigit)) {
+      bytes = absl::HexStringToBytes(name);
+    }
     const absl::StatusOr<SpecDigest> digest = SpecDigestFromBytes(bytes);
     if (!digest.ok() || ToHex(digest->view()) != name) {
       return Refused("SPILL_SPEC_MISMATCH",
@@ -264,6 +284,7 @@ class RocksDbSpill final : public SpillStore {
                                   " under the name ", name,
                                   "; they were moved or damaged: remove the directory"));
     }
+    if (read.IsNotFound()) CERTKV_RETURN_IF_ERROR(WriteSpec(*digest, family));
     families_[*digest] = family;
     return absl::OkStatus();
   }
@@ -278,9 +299,7 @@ class RocksDbSpill final : public SpillStore {
         FromRocksDb(db_->CreateColumnFamily(BlockOptions(), ToHex(spec.view()), &family),
                     "making a column family"));
     families_[spec] = family;
-    CERTKV_RETURN_IF_ERROR(
-        FromRocksDb(db_->Put(rocksdb::WriteOptions(), family, kSpecKey, SliceOf(spec.view())),
-                    "writing the spec digest"));
+    CERTKV_RETURN_IF_ERROR(WriteSpec(spec, family));
     return family;
   }
 
@@ -309,6 +328,20 @@ class RocksDbSpill final : public SpillStore {
   FamilyMap families_ ABSL_GUARDED_BY(mutex_);
 };
 
+// Does the directory hold only what RocksDB writes before CURRENT, the last file of making a
+// database? Then a process was killed in between, and RocksDB begins anew over it.
+bool IsCutCreation(const std::string& directory, std::error_code& error) {
+  for (const auto& entry : std::filesystem::directory_iterator(directory, error)) {
+    const std::string name = entry.path().filename();
+    if (name != "LOCK" && name != "LOG" && name != "IDENTITY" &&
+        !absl::StartsWith(name, "LOG.old.") && !absl::StartsWith(name, "MANIFEST-") &&
+        !absl::EndsWith(name, ".dbtmp")) {
+      return false;
+    }
+  }
+  return !error;
+}
+
 // Makes the directory; refuses one that has something else in it.
 absl::Status PrepareDirectory(const std::string& directory) {
   std::error_code error;
@@ -316,13 +349,13 @@ absl::Status PrepareDirectory(const std::string& directory) {
   if (!error) {
     std::filesystem::permissions(directory, std::filesystem::perms::owner_all, error);
   }
-  const bool is_empty = !error && std::filesystem::is_empty(directory, error);
+  const bool is_unmade = !error && IsCutCreation(directory, error);
   if (error) {
     return MakeError(absl::StatusCode::kUnavailable, "SPILL_FAILED",
                      absl::StrCat(directory, ": ", error.message(),
                                   "; choose a spill_directory that the store may write"));
   }
-  if (is_empty || std::filesystem::exists(directory + "/CURRENT")) return absl::OkStatus();
+  if (is_unmade || std::filesystem::exists(directory + "/CURRENT")) return absl::OkStatus();
   return Refused("SPILL_FOREIGN", absl::StrCat(directory,
                                                " has files that are not CertKV's; choose an empty "
                                                "directory as spill_directory"));

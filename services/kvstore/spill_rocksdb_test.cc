@@ -126,7 +126,16 @@ TEST_F(SpillRocksDbTest, KillNineLosesNothingThatWasWrittenAndLeavesNothingHalf)
             static_cast<char*>(nullptr));
       _exit(127);
     }
-    std::this_thread::sleep_for(std::chrono::milliseconds(250 + random() % 200));
+    const auto said_bytes = [&] {
+      std::error_code missing;
+      const auto bytes = fs::file_size(directory_.string() + ".said", missing);
+      return missing ? 0 : bytes;
+    };
+    for (const auto before = said_bytes(); said_bytes() < before + 100;) {
+      ASSERT_EQ(waitpid(child, nullptr, WNOHANG), 0) << "the writer ended by itself";
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(random() % 200));
     kill(child, SIGKILL);
     waitpid(child, nullptr, 0);
   }
@@ -189,6 +198,35 @@ TEST_F(SpillRocksDbTest, AForeignDatabaseIsRefused) {
   ASSERT_TRUE(db->Put(rocksdb::WriteOptions(), "somebody", "else").ok());
   delete db;
   EXPECT_EQ(ReasonOf(OpenRocksDbSpill(directory_).status()), "SPILL_FOREIGN");
+}
+
+// What a process leaves that is killed while it makes the database, at each of its steps.
+TEST_F(SpillRocksDbTest, AMakingThatWasCutIsDoneAgain) {
+  fs::create_directories(directory_);
+  for (const char* name : {"LOCK", "LOG", "IDENTITY", "MANIFEST-000001", "000001.dbtmp"}) {
+    std::ofstream(directory_ / name) << "half";
+  }
+  EXPECT_TRUE(Put(*Open(), 1, 0).ok()) << "no CURRENT yet";
+  EXPECT_EQ(List(*Open()).size(), 1u);
+
+  fs::remove_all(directory_);
+  rocksdb::Options options;
+  options.create_if_missing = true;
+  rocksdb::DB* db = nullptr;
+  ASSERT_TRUE(rocksdb::DB::Open(options, directory_, &db).ok());
+  delete db;
+  EXPECT_TRUE(Put(*Open(), 1, 0).ok()) << "no format yet";
+  EXPECT_EQ(List(*Open()).size(), 1u);
+
+  fs::remove_all(directory_);
+  Open().reset();
+  ASSERT_TRUE(rocksdb::DB::Open(rocksdb::Options(), directory_, &db).ok());
+  rocksdb::ColumnFamilyHandle* family = nullptr;
+  ASSERT_TRUE(db->CreateColumnFamily({}, ToHex(spec_.view()), &family).ok());
+  db->DestroyColumnFamilyHandle(family);
+  delete db;
+  EXPECT_TRUE(Put(*Open(), 1, 0).ok()) << "no spec in its column family yet";
+  EXPECT_EQ(List(*Open()).size(), 1u);
 }
 
 TEST_F(SpillRocksDbTest, AnotherFormatVersionIsRefused) {
