@@ -116,7 +116,8 @@ template <typename V>
   }
   s.term_unit[g] = unit;
   s.term_base[g] = reduced[1];
-  s.term_bias[g] = -128 * V::ReduceAddI(term_sum);
+  // Without sign, because terms of logits that overflow are arbitrary (their width is infinite).
+  s.term_bias[g] = static_cast<int32_t>(-128u * static_cast<uint32_t>(V::ReduceAddI(term_sum)));
 
   if constexpr (!V::kCertified) return {0.0f, 0.0f};
   const float d = static_cast<float>(s.head_dim);
