@@ -119,7 +119,7 @@ int64_t Serve(BlockIndex& index, const Chain& chain, int32_t capacity) {
   const auto found = static_cast<int64_t>(held.size());
   while (held.size() < chain.size()) {
     if (index.size() >= capacity) {
-      const BlockId victim = index.OldestEvictable();
+      const BlockId victim = index.order().NextEvictable([](auto) { return true; });
       if (victim == BlockId::kNone) break;
       index.Erase(victim);
     }

@@ -217,6 +217,28 @@ absl::Status List(const GlobalOptions& global, const ListOptions& options) {
   return absl::OkStatus();
 }
 
+// What each tenant has of a cache, as rows of `table` and as JSON.
+json TenantsOf(const certkv::kvstore::v1::CacheStats& cache, Table* table) {
+  json list = json::array();
+  for (const auto& tenant : cache.tenants()) {
+    std::vector<std::string> row = {absl::StrCat(cache.cache_id()),
+                                    tenant.tenant().empty() ? "-" : tenant.tenant()};
+    json entry = {{"tenant", tenant.tenant()}, {"pinned", tenant.pinned()}};
+    for (const auto& [tier, share] :
+         {std::pair("device", &tenant.device()), std::pair("backing", &tenant.backing())}) {
+      for (const int32_t slots : {share->used(), share->guaranteed(), share->limit()}) {
+        row.push_back(FormatCount(slots));
+      }
+      entry[tier] = {
+          {"used", share->used()}, {"guaranteed", share->guaranteed()}, {"limit", share->limit()}};
+    }
+    row.push_back(FormatCount(tenant.pinned()));
+    table->AddRow(row);
+    list.push_back(entry);
+  }
+  return list;
+}
+
 absl::Status Stats(const GlobalOptions& global) {
   StoreClient store(client::ResolveTargets(global.services));
   CERTKV_ASSIGN_OR_RETURN(const auto stats, store.GetStats());
@@ -226,6 +248,12 @@ absl::Status Stats(const GlobalOptions& global) {
   for (const char* title :
        {"device slots", "backing slots", "leased", "pinned", "quantized", "original"}) {
     table.AddColumn(title);
+  }
+  Table tenants;
+  for (const char* title : {"cache", "tenant"}) tenants.AddColumn(title, Table::Align::kLeft);
+  for (const char* title :
+       {"device used", "guaranteed", "limit", "backing used", "guaranteed", "limit", "pinned"}) {
+    tenants.AddColumn(title);
   }
   json data = {{"caches", json::array()}};
   for (const auto& cache : stats.caches()) {
@@ -246,7 +274,8 @@ absl::Status Stats(const GlobalOptions& global) {
                               {"blocks_leased", cache.blocks_leased()},
                               {"blocks_pinned", cache.blocks_pinned()},
                               {"device_bytes", device},
-                              {"backing_bytes", backing}});
+                              {"backing_bytes", backing},
+                              {"tenants", TenantsOf(cache, &tenants)}});
   }
   const std::vector<std::pair<const char*, int64_t>> counters = {
       {"sessions", stats.session_count()},
@@ -261,10 +290,30 @@ absl::Status Stats(const GlobalOptions& global) {
       {"lookup_blocks_asked", stats.lookup_blocks_asked()},
       {"lookup_blocks_found", stats.lookup_blocks_found()},
       {"leases_expired", stats.leases_expired()}};
-  std::string text = table.Render() + "\n";
+  std::string text = absl::StrCat(table.Render(), "\n", tenants.Render(), "\n");
   for (const auto& [name, value] : counters) {
     data[name] = value;
     absl::StrAppend(&text, name, " ", FormatCount(value), "\n");
+  }
+  data["memory_bytes"] = stats.memory_bytes();
+  data["memory_limit_bytes"] = stats.memory_limit_bytes();
+  absl::StrAppend(&text, "memory ", FormatBytes(stats.memory_bytes()),
+                  stats.memory_limit_bytes() > 0
+                      ? absl::StrCat(" of ", FormatBytes(stats.memory_limit_bytes()))
+                      : "",
+                  "\n");
+  if (stats.has_spill()) {
+    const auto& spill = stats.spill();
+    const bool works = spill.state() == certkv::kvstore::v1::SPILL_STATE_WORKS;
+    data["spill"] = {{"state", works ? "WORKS" : "DEGRADED"},
+                     {"error", spill.error()},
+                     {"blocks", spill.blocks()},
+                     {"bytes", spill.bytes()},
+                     {"write_errors", spill.write_errors()},
+                     {"slow_calls", spill.slow_calls()}};
+    absl::StrAppend(&text, "disk ", works ? "WORKS" : "DEGRADED", ", ", FormatCount(spill.blocks()),
+                    " blocks, ", FormatBytes(spill.bytes()), spill.error().empty() ? "" : ": ",
+                    spill.error(), "\n");
   }
   Print(global, data, text);
   return absl::OkStatus();

@@ -7,22 +7,17 @@
 #include <thread>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
-#include "absl/time/time.h"
+#include "clients/cpp/lease_book.h"
 #include "kernels/core/ids.h"
 
 namespace certkv::client {
 
-// Invariants:
-//  1. A lease is renewed at a third of its duration, so that two renewals may fail before it
-//  expires.
-//  2. A lease whose deadline has passed, or that the store no longer knows, is lost for ever:
-//  Check()
-//     fails from then on, also when a later renewal would succeed.
-//  3. No lock is held while the store is asked.
+// What a LeaseBook says is done on a thread of its own.
+//
+// Invariant: no lock is held while the store is asked.
 class LeaseKeeper {
  public:
   // Renews one lease and returns the new deadline (Unix epoch, ms). Called from the keeper's
@@ -38,18 +33,13 @@ class LeaseKeeper {
   absl::Status Check(LeaseId lease) const;
 
  private:
-  struct State {
-    int64_t expire_time_ms;
-    int64_t renew_time_ms;
-    absl::Status status;  // not OK: lost
-  };
   void Run();
   void RenewDue();
 
   const int64_t lease_duration_ms_;
   const Renew renew_;
   mutable absl::Mutex mutex_;
-  absl::flat_hash_map<LeaseId, State> leases_ ABSL_GUARDED_BY(mutex_);
+  LeaseBook book_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::thread thread_;
 };

@@ -21,6 +21,10 @@ struct Options {
   int64_t lease_duration_ms = 30000;   // block leases; renewed at a third of it
   // W3C trace context that goes along with calls to the store, into the servers' logs; "" = none.
   std::string traceparent;
+  // How long a call waits in all, and never beyond its deadline, when the store has no room and
+  // says when to ask again; 0 = it fails at once.
+  int64_t pressure_wait_ms = 5000;
+  std::string tenant;              // whose quota in the store; "" = nobody's in particular
   int32_t staging_slot_count = 0;  // blocks a worker can have open at once; 0 = server's default
 };
 

@@ -6,20 +6,17 @@
 
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 
 #include "absl/status/status.h"
+#include "clients/cpp/retry_plan.h"
 #include "kernels/core/limits.h"
 #include "services/common/errors.h"
+#include "services/common/random_id.h"
 
 namespace certkv::client {
-
-// May a call be made again when the first answer is UNAVAILABLE?
-enum class Retry : uint8_t { kNever, kIdempotent };
-
-inline constexpr int kAttemptsMax = 4;
-inline constexpr std::chrono::milliseconds kFirstBackoff{20};
 
 inline std::shared_ptr<grpc::Channel> MakeChannel(const std::string& target) {
   grpc::ChannelArguments arguments;
@@ -33,20 +30,22 @@ inline std::shared_ptr<grpc::Channel> MakeChannel(const std::string& target) {
 }
 
 // Calls `method(context)`, which returns a grpc::Status, with a deadline; all attempts share it.
+// What RetryPlan says is done; waits for room are at most pressure_wait_ms together.
 template <typename Method>
-absl::Status CallUnary(int64_t timeout_ms, Retry retry, const Method& method) {
+absl::Status CallUnary(int64_t timeout_ms, Retry retry, const Method& method,
+                       int64_t pressure_wait_ms = 0) {
   const auto deadline = std::chrono::system_clock::now() + std::chrono::milliseconds(timeout_ms);
-  auto backoff = kFirstBackoff;
-  for (int attempt = 1;; ++attempt) {
+  RetryPlan plan(retry, pressure_wait_ms, static_cast<uint64_t>(RandomId()));
+  while (true) {
     grpc::ClientContext context;
     context.set_deadline(deadline);
     const absl::Status status = FromGrpcStatus(method(context));
-    if (!absl::IsUnavailable(status) || retry == Retry::kNever || attempt == kAttemptsMax ||
-        std::chrono::system_clock::now() + backoff >= deadline) {
-      return status;
-    }
-    std::this_thread::sleep_for(backoff);
-    backoff *= 2;
+    if (status.ok()) return status;
+    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
+        deadline - std::chrono::system_clock::now());
+    const std::optional<int64_t> delay_ms = plan.NextDelayMs(status, left.count());
+    if (!delay_ms.has_value()) return status;
+    std::this_thread::sleep_for(std::chrono::milliseconds(*delay_ms));
   }
 }
 

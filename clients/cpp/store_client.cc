@@ -4,6 +4,7 @@
 #include "kernels/core/status.h"
 #include "services/common/call_trace.h"
 #include "services/common/convert.h"
+#include "services/common/retry_delay.h"
 
 namespace certkv::client {
 namespace {
@@ -52,6 +53,7 @@ absl::StatusOr<AttachedSession> StoreClient::AttachWorker(CacheId cache) {
   request.set_worker_name(options_.worker_name);
   request.set_role(v1::SESSION_ROLE_WORKER);
   request.set_staging_slot_count(options_.staging_slot_count);
+  request.set_tenant(options_.tenant);
   v1::AttachWorkerResponse response;
   CERTKV_RETURN_IF_ERROR(
       CallUnary(options_.rpc_timeout_ms, Retry::kNever, [&](grpc::ClientContext& context) {
@@ -81,11 +83,13 @@ absl::StatusOr<LeasedBlocks> StoreClient::LookupAndLease(SessionId session,
   request.set_lease_duration_ms(options_.lease_duration_ms);
   v1::LookupAndLeaseResponse response;
   // Not retried: an answer that was lost would leave a second lease until its deadline.
-  CERTKV_RETURN_IF_ERROR(
-      CallUnary(options_.seal_timeout_ms, Retry::kNever, [&](grpc::ClientContext& context) {
+  CERTKV_RETURN_IF_ERROR(CallUnary(
+      options_.seal_timeout_ms, Retry::kNever,
+      [&](grpc::ClientContext& context) {
         SetTraceparent(options_.traceparent, &context);
         return stub_->LookupAndLease(&context, request, &response);
-      }));
+      },
+      options_.pressure_wait_ms));
   return LeasedBlocksFrom(response);
 }
 
@@ -95,11 +99,13 @@ absl::StatusOr<std::vector<int32_t>> StoreClient::ReserveBlocks(SessionId sessio
   request.set_session_id(static_cast<int64_t>(session));
   request.set_block_count(block_count);
   v1::ReserveBlocksResponse response;
-  CERTKV_RETURN_IF_ERROR(
-      CallUnary(options_.rpc_timeout_ms, Retry::kNever, [&](grpc::ClientContext& context) {
+  CERTKV_RETURN_IF_ERROR(CallUnary(
+      options_.rpc_timeout_ms, Retry::kNever,
+      [&](grpc::ClientContext& context) {
         SetTraceparent(options_.traceparent, &context);
         return stub_->ReserveBlocks(&context, request, &response);
-      }));
+      },
+      options_.pressure_wait_ms));
   return std::vector<int32_t>(response.staging_slots().begin(), response.staging_slots().end());
 }
 
@@ -108,21 +114,46 @@ absl::StatusOr<LeasedBlocks> StoreClient::SealBlocks(SessionId session,
   v1::SealBlocksRequest request;
   request.set_session_id(static_cast<int64_t>(session));
   request.set_lease_duration_ms(options_.lease_duration_ms);
+  request.set_keep_slots_for_retry(options_.pressure_wait_ms > 0);
+  std::vector<int32_t> slots;
   for (const SealItem& item : items) {
     v1::SealEntry* entry = request.add_entries();
     entry->set_staging_slot(item.staging_slot);
     entry->set_block_key(std::string(item.key.view()));
     entry->set_parent_key(std::string(item.parent.view()));
+    slots.push_back(item.staging_slot);
   }
   v1::SealBlocksResponse response;
-  CERTKV_RETURN_IF_ERROR(
-      CallUnary(options_.seal_timeout_ms, Retry::kNever, [&](grpc::ClientContext& context) {
+  const absl::Status status = CallUnary(
+      options_.seal_timeout_ms, Retry::kNever,
+      [&](grpc::ClientContext& context) {
         SetTraceparent(options_.traceparent, &context);
         return stub_->SealBlocks(&context, request, &response);
-      }));
+      },
+      options_.pressure_wait_ms);
+  if (!status.ok()) {
+    // The last refusal left them reserved.
+    const bool was_kept = request.keep_slots_for_retry() && RetryDelayMsOf(status) > 0;
+    if (was_kept) AbortBlocks(session, slots).IgnoreError();
+    return status;
+  }
   CERTKV_ASSIGN_OR_RETURN(LeasedBlocks blocks, LeasedBlocksFrom(response));
   blocks.shared_count = response.shared_count();
   return blocks;
+}
+
+absl::Status StoreClient::PinBlocks(SessionId session, absl::Span<const BlockKey> keys, bool pinned,
+                                    int64_t ttl_ms) {
+  v1::PinBlocksRequest request;
+  request.set_session_id(static_cast<int64_t>(session));
+  AddKeys(keys, request.mutable_block_keys());
+  request.set_pinned(pinned);
+  request.set_ttl_ms(ttl_ms);
+  v1::PinBlocksResponse response;
+  return CallUnary(options_.rpc_timeout_ms, Retry::kIdempotent, [&](grpc::ClientContext& context) {
+    SetTraceparent(options_.traceparent, &context);
+    return stub_->PinBlocks(&context, request, &response);
+  });
 }
 
 absl::Status StoreClient::AbortBlocks(SessionId session, absl::Span<const int32_t> staging_slots) {

@@ -46,7 +46,8 @@ struct AttachedSession {
 };
 
 // Errors are the server's, reason included; UNAVAILABLE when it can't be reached. Only calls that
-// are idempotent are retried, and only on UNAVAILABLE. Threads: all calls are safe concurrently.
+// are idempotent are retried on UNAVAILABLE; what the store refuses for want of room is asked again
+// as RetryPlan says. Threads: all calls are safe concurrently.
 class StoreClient {
  public:
   explicit StoreClient(const Options& options);  // targets resolved
@@ -56,7 +57,12 @@ class StoreClient {
   absl::Status DetachWorker(SessionId session);
   absl::StatusOr<LeasedBlocks> LookupAndLease(SessionId session, absl::Span<const BlockKey> keys);
   absl::StatusOr<std::vector<int32_t>> ReserveBlocks(SessionId session, int32_t block_count);
+  // The staging slots are free afterwards, whatever the outcome; while the store has no room they
+  // are kept and the call is made again.
   absl::StatusOr<LeasedBlocks> SealBlocks(SessionId session, absl::Span<const SealItem> items);
+  // ttl_ms 0: until it is unpinned.
+  absl::Status PinBlocks(SessionId session, absl::Span<const BlockKey> keys, bool pinned,
+                         int64_t ttl_ms);
   absl::Status AbortBlocks(SessionId session, absl::Span<const int32_t> staging_slots);
   // New deadline, Unix epoch in milliseconds.
   absl::StatusOr<int64_t> RenewLease(SessionId session, LeaseId lease);

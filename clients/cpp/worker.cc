@@ -287,6 +287,26 @@ absl::Status Worker::AppendToken(Sequence& sequence, absl::Span<const int32_t> t
   return absl::OkStatus();
 }
 
+absl::Status Worker::PinSequence(const Sequence& sequence, bool pinned, int64_t ttl_ms) {
+  std::vector<BlockKey> keys;
+  for (const BlockHandle& block : sequence.blocks_) keys.push_back(block.key);
+  for (size_t first = 0; first < keys.size(); first += kBlocksPerCallMax) {
+    const auto batch = absl::MakeConstSpan(keys).subspan(first, kBlocksPerCallMax);
+    const absl::Status status =
+        impl_->store->PinBlocks(impl_->session.session, batch, pinned, ttl_ms);
+    if (status.ok()) continue;
+    // All or nothing, as one call is.
+    for (size_t done = 0; pinned && done < first; done += kBlocksPerCallMax) {
+      impl_->store
+          ->PinBlocks(impl_->session.session,
+                      absl::MakeConstSpan(keys).subspan(done, kBlocksPerCallMax), false, 0)
+          .IgnoreError();
+    }
+    return status;
+  }
+  return absl::OkStatus();
+}
+
 absl::Status Worker::RepairBlocks(const Sequence& sequence) {
   size_t first = 0;
   for (size_t i = 0; i < sequence.leases_.size(); ++i) {

@@ -89,7 +89,8 @@ class Worker {
   // whole blocks, and writes the rest as the tail. `layers` has one entry per layer of the spec,
   // for all of `token_ids`; the prefix that was found isn't read.
   // Errors: InvalidArgument [SEQUENCE_INVALID | NON_FINITE_KEY | NON_FINITE_VALUE];
-  //         ResourceExhausted [STORE_FULL | STAGING_FULL]; nothing stays reserved or leased.
+  //         ResourceExhausted [STORE_FULL | QUOTA_EXCEEDED | STAGING_FULL], after
+  //         Options.pressure_wait_ms; nothing stays reserved or leased.
   absl::StatusOr<std::unique_ptr<Sequence>> PutSequence(absl::Span<const int32_t> token_ids,
                                                         absl::Span<const LayerKv> layers,
                                                         const BlockKeyContext& key_context);
@@ -106,6 +107,11 @@ class Worker {
   //         last whole block (the error says so).
   absl::Status AppendToken(Sequence& sequence, absl::Span<const int32_t> token_ids,
                            absl::Span<const LayerKv> layers, const BlockKeyContext& key_context);
+
+  // Keeps the sequence's whole blocks in memory for ttl_ms (0: until it is unpinned), also when
+  // nobody leases them; or lets them go. Errors: ResourceExhausted [PIN_LIMIT]; NotFound
+  // [BLOCK_NOT_FOUND].
+  absl::Status PinSequence(const Sequence& sequence, bool pinned, int64_t ttl_ms = 0);
 
   // Has the store compare all blocks of the sequence with their checksums; quantized bytes that are
   // damaged are then made again from the originals, in place. For a read that met DATA_LOSS.

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "certkv/type/cache.pb.h"
 #include "kernels/core/status.h"
+#include "services/common/retry_delay.h"
 
 namespace certkv {
 namespace {
@@ -32,6 +33,7 @@ grpc::Status ToGrpcStatus(const absl::Status& status, absl::string_view domain) 
   type::ErrorDetail detail;
   detail.set_reason(ReasonOf(status));
   detail.set_domain(std::string(domain));
+  detail.set_retry_delay_ms(RetryDelayMsOf(status));
   return grpc::Status(static_cast<grpc::StatusCode>(status.code()), CutMessage(status.message()),
                       detail.SerializeAsString());
 }
@@ -46,7 +48,8 @@ absl::Status FromGrpcStatus(const grpc::Status& status) {
   // The length of a reason is checked because the peer may not be ours.
   if (detail.ParseFromString(status.error_details()) && !detail.reason().empty() &&
       detail.reason().size() < 64) {
-    return MakeError(absl_code, detail.reason(), status.error_message());
+    const absl::Status error = MakeError(absl_code, detail.reason(), status.error_message());
+    return detail.retry_delay_ms() > 0 ? WithRetryDelay(error, detail.retry_delay_ms()) : error;
   }
   return absl::Status(absl_code, status.error_message());
 }

@@ -6,10 +6,8 @@ namespace certkv::kvstore {
 
 BlockIndex::BlockIndex(int32_t block_limit, EvictionPolicy policy)
     : block_limit_(block_limit),
-      policy_(policy),
       table_(0, KeyHash{&records_}, KeyEqual{&records_}),
-      device_order_(&records_, &BlockRecord::device_links),
-      backing_order_(&records_, &BlockRecord::backing_links) {
+      order_(&records_, policy) {
   // Address space only; pages become resident as blocks are sealed.
   records_.reserve(block_limit);
 }
@@ -69,18 +67,19 @@ BlockId BlockIndex::Insert(const BlockRecord& block, BlockId parent) {
   if (record.pinned) ++pinned_count_;
   table_.insert(id);
   LinkToParent(id, parent);
+  RaisePriority(parent, BlockPriority{record.priority});
   return id;
 }
 
 void BlockIndex::Erase(BlockId id) {
   BlockRecord& record = MutableGet(id);
   CERTKV_CHECK(record.live && record.hold_count == 0, "only a live block that nobody holds goes");
-  CERTKV_CHECK(IsLeaf(record), "a parent is not erased before its children");
+  CERTKV_CHECK(record.is_leaf(), "a parent is not erased before its children");
   CERTKV_CHECK(!record.pinned, "a pinned block is not erased");
   UnlinkFromParent(id);
   table_.erase(id);
   record.live = false;
-  UpdateOrders(id);
+  order_.Update(id);
   record = BlockRecord{};
   free_ids_.push_back(id);
 }
@@ -90,7 +89,7 @@ void BlockIndex::Hold(BlockId id) {
   CERTKV_CHECK(record.live, "only live blocks are held");
   if (record.hold_count++ > 0) return;
   ++held_count_;
-  UpdateOrders(id);
+  order_.Update(id);
 }
 
 void BlockIndex::Unhold(BlockId id) {
@@ -98,7 +97,7 @@ void BlockIndex::Unhold(BlockId id) {
   CERTKV_CHECK(record.live && record.hold_count > 0, "only held blocks are let go");
   if (--record.hold_count > 0) return;
   --held_count_;
-  UpdateOrders(id);
+  order_.Update(id);
 }
 
 void BlockIndex::SetPinned(BlockId id, bool pinned) {
@@ -107,12 +106,12 @@ void BlockIndex::SetPinned(BlockId id, bool pinned) {
   if (record.pinned == pinned) return;
   record.pinned = pinned;
   pinned_count_ += pinned ? 1 : -1;
-  UpdateOrders(id);
+  order_.Update(id);
 }
 
 void BlockIndex::SetDevice(BlockId id, const SlotRef& device) {
   MutableGet(id).device = device;
-  UpdateOrders(id);
+  order_.Update(id);
 }
 
 void BlockIndex::SetOriginals(BlockId id, const SlotRef& backing, uint64_t originals_digest) {
@@ -122,33 +121,10 @@ void BlockIndex::SetOriginals(BlockId id, const SlotRef& backing, uint64_t origi
   record.originals_digest = originals_digest;
 }
 
-BlockId BlockIndex::OldestEvictable() {
-  if (evictable_leaf_count_ == 0) return BlockId::kNone;
-  // Ends: there is a leaf in the list, and each step moves one other block behind it or halves a
-  // count that nothing raises meanwhile.
-  while (true) {
-    const BlockId id = backing_order_.oldest();
-    BlockRecord& record = MutableGet(id);
-    const bool is_leaf = IsLeaf(record);
-    if (is_leaf && (record.reuse_count == 0 || policy_ == EvictionPolicy::kLru)) return id;
-    if (is_leaf) record.reuse_count /= 2;
-    backing_order_.Remove(id);
-    backing_order_.Add(id);
-  }
-}
-
-void BlockIndex::UpdateOrders(BlockId id) {
-  const BlockRecord& record = Get(id);
-  const bool in_backing = BelongsInOrder(record);
-  if (in_backing != record.backing_links.linked()) {
-    const int32_t change = in_backing ? 1 : -1;
-    in_backing ? backing_order_.Add(id) : backing_order_.Remove(id);
-    unheld_count_ += change;
-    if (IsLeaf(record)) evictable_leaf_count_ += change;
-  }
-  const bool in_device = in_backing && record.device.present();
-  if (in_device != record.device_links.linked()) {
-    in_device ? device_order_.Add(id) : device_order_.Remove(id);
+void BlockIndex::RaisePriority(BlockId id, BlockPriority priority) {
+  while (id != BlockId::kNone && Get(id).priority < static_cast<uint8_t>(priority)) {
+    order_.SetPriority(id, priority);
+    id = Get(id).parent;
   }
 }
 
@@ -157,7 +133,7 @@ void BlockIndex::LinkToParent(BlockId id, BlockId parent) {
   record.parent = parent;
   if (parent == BlockId::kNone) return;
   BlockRecord& parent_record = MutableGet(parent);
-  if (IsLeaf(parent_record) && parent_record.backing_links.linked()) --evictable_leaf_count_;
+  if (parent_record.is_leaf()) order_.NoteLeaf(parent, -1);
   record.next_sibling = parent_record.first_child;
   if (record.next_sibling != BlockId::kNone) MutableGet(record.next_sibling).previous_sibling = id;
   parent_record.first_child = id;
@@ -175,37 +151,30 @@ void BlockIndex::UnlinkFromParent(BlockId id) {
   if (record.parent == BlockId::kNone) return;
   BlockRecord& parent = MutableGet(record.parent);
   parent.first_child = record.next_sibling;
-  if (IsLeaf(parent) && parent.backing_links.linked()) ++evictable_leaf_count_;
+  if (parent.is_leaf()) order_.NoteLeaf(record.parent, +1);
 }
 
 void BlockIndex::CheckInvariants() const {
   int32_t live = 0;
   int32_t held = 0;
   int32_t pinned = 0;
-  int32_t unheld = 0;
-  int32_t leaves = 0;
   for (size_t i = 0; i < records_.size(); ++i) {
     const BlockRecord& record = records_[i];
     const BlockId id{static_cast<int32_t>(i)};
-    CERTKV_CHECK(record.backing_links.linked() == BelongsInOrder(record), "invariant 3, backing");
-    CERTKV_CHECK(
-        record.device_links.linked() == (BelongsInOrder(record) && record.device.present()),
-        "invariant 3, device");
     if (!record.live) continue;
     ++live;
     held += record.hold_count > 0 ? 1 : 0;
     pinned += record.pinned ? 1 : 0;
-    unheld += BelongsInOrder(record) ? 1 : 0;
-    leaves += BelongsInOrder(record) && IsLeaf(record) ? 1 : 0;
     CERTKV_CHECK(Find(record.key) == id, "invariant 1");
     CERTKV_CHECK(record.parent == BlockId::kNone || Get(record.parent).live, "invariant 2");
     for (BlockId child = record.first_child; child != BlockId::kNone;
          child = Get(child).next_sibling) {
       CERTKV_CHECK(Get(child).live && Get(child).parent == id, "invariant 2, inverse");
+      CERTKV_CHECK(Get(child).priority <= record.priority, "invariant 5");
     }
   }
   CERTKV_CHECK(live == size() && held == held_count_ && pinned == pinned_count_, "counts");
-  CERTKV_CHECK(unheld == unheld_count_ && leaves == evictable_leaf_count_, "invariant 4");
+  order_.CheckInvariants();
 }
 
 }  // namespace certkv::kvstore

@@ -26,6 +26,10 @@ class BlockIndexTest : public testing::Test {
     return index_.Insert(record, index_.Find(ChainParent(chain, index)));
   }
 
+  static bool All(TenantIndex /*tenant*/) { return true; }
+  BlockId Evictable() { return index_.order().NextEvictable(All); }
+  BlockId Demotable() { return index_.order().NextDemotable(All); }
+
   int32_t next_slot_ = 0;
   BlockIndex index_{64};
 };
@@ -42,7 +46,7 @@ TEST_F(BlockIndexTest, FindsWhatWasInsertedUntilItIsErased) {
 }
 
 TEST_F(BlockIndexTest, CostsAtMost200BytesPerBlock) {
-  EXPECT_LE(sizeof(BlockRecord), 128u);
+  EXPECT_LE(sizeof(BlockRecord), 136u);
   // 4 bytes and a control byte per place of the set, half full at worst; 4 per lease of a block.
   EXPECT_LE(sizeof(BlockRecord) + 2 * (sizeof(BlockId) + 1) + sizeof(BlockId), 200u);
 }
@@ -50,32 +54,32 @@ TEST_F(BlockIndexTest, CostsAtMost200BytesPerBlock) {
 TEST_F(BlockIndexTest, OldestIsTheLeastRecentlyLetGo) {
   const BlockId first = Add(1, 0);
   const BlockId second = Add(2, 0);
-  EXPECT_EQ(index_.OldestDemotable(), first);
-  EXPECT_EQ(index_.OldestEvictable(), first);
+  EXPECT_EQ(Demotable(), first);
+  EXPECT_EQ(Evictable(), first);
   index_.Hold(first);
-  EXPECT_EQ(index_.OldestEvictable(), second);
+  EXPECT_EQ(Evictable(), second);
   index_.Unhold(first);
-  EXPECT_EQ(index_.OldestDemotable(), second);
-  EXPECT_EQ(index_.OldestEvictable(), second);
+  EXPECT_EQ(Demotable(), second);
+  EXPECT_EQ(Evictable(), second);
 }
 
 TEST_F(BlockIndexTest, HeldAndPinnedBlocksAreInNoOrder) {
   const BlockId id = AddHeld(1, 0);
-  EXPECT_EQ(index_.OldestEvictable(), BlockId::kNone);
-  EXPECT_EQ(index_.OldestDemotable(), BlockId::kNone);
+  EXPECT_EQ(Evictable(), BlockId::kNone);
+  EXPECT_EQ(Demotable(), BlockId::kNone);
   index_.SetPinned(id, true);
   index_.Unhold(id);
-  EXPECT_EQ(index_.OldestEvictable(), BlockId::kNone);
+  EXPECT_EQ(Evictable(), BlockId::kNone);
   EXPECT_EQ(index_.pinned_count(), 1);
   index_.SetPinned(id, false);
-  EXPECT_EQ(index_.OldestEvictable(), id);
+  EXPECT_EQ(Evictable(), id);
 }
 
 TEST_F(BlockIndexTest, DemotedBlockIsEvictableButNotDemotable) {
   const BlockId id = Add(1, 0);
   index_.SetDevice(id, SlotRef{});
-  EXPECT_EQ(index_.OldestDemotable(), BlockId::kNone);
-  EXPECT_EQ(index_.OldestEvictable(), id);
+  EXPECT_EQ(Demotable(), BlockId::kNone);
+  EXPECT_EQ(Evictable(), id);
   index_.CheckInvariants();
 }
 
@@ -84,34 +88,34 @@ TEST_F(BlockIndexTest, ChainIsEvictableFromItsEndOnlyHoweverOldItsParentsAre) {
   std::vector<BlockId> chain;
   for (int i = 0; i < 6; ++i) chain.push_back(Add(1, i));
   for (int i = 5; i >= 0; --i) {
-    ASSERT_EQ(index_.OldestEvictable(), chain[i]);
+    ASSERT_EQ(Evictable(), chain[i]);
     index_.Erase(chain[i]);
     index_.CheckInvariants();
   }
-  EXPECT_EQ(index_.OldestEvictable(), BlockId::kNone);
+  EXPECT_EQ(Evictable(), BlockId::kNone);
 }
 
 TEST_F(BlockIndexTest, ParentOfAHeldChildIsNotEvictable) {
   Add(1, 0);
   Add(1, 1);
   const BlockId leaf = AddHeld(1, 2);
-  EXPECT_EQ(index_.unheld_count(), 2);
-  EXPECT_EQ(index_.OldestEvictable(), BlockId::kNone);
+  EXPECT_EQ(index_.order().idle_count(TenantIndex{}), 2);
+  EXPECT_EQ(Evictable(), BlockId::kNone);
   index_.Unhold(leaf);
-  EXPECT_EQ(index_.OldestEvictable(), leaf);
+  EXPECT_EQ(Evictable(), leaf);
 }
 
 TEST_F(BlockIndexTest, ABlockThatLookupsFoundOutlivesOnesThatTheyDidNot) {
   const BlockId found = Add(1, 0);
   for (int i = 0; i < 5; ++i) index_.NoteHit(found);
-  EXPECT_EQ(index_.Get(found).reuse_count, BlockIndex::kReuseCountMax);
+  EXPECT_EQ(index_.Get(found).credit, EvictionOrder::kCreditMax);
   std::vector<BlockId> others;
   for (int chain = 2; chain < 6; ++chain) others.push_back(Add(chain, 0));
   for (const BlockId id : others) {
-    ASSERT_EQ(index_.OldestEvictable(), id);
+    ASSERT_EQ(Evictable(), id);
     index_.Erase(id);
   }
-  EXPECT_EQ(index_.OldestEvictable(), found) << "its rounds are over when nothing else is left";
+  EXPECT_EQ(Evictable(), found) << "its rounds are over when nothing else is left";
   index_.CheckInvariants();
 }
 
@@ -119,11 +123,11 @@ TEST_F(BlockIndexTest, ReuseAges) {
   const BlockId found = Add(1, 0);
   index_.NoteHit(found);
   const BlockId other = Add(2, 0);
-  EXPECT_EQ(index_.OldestEvictable(), other) << "one round more for the one that was found";
-  EXPECT_EQ(index_.Get(found).reuse_count, 0);
+  EXPECT_EQ(Evictable(), other) << "one round more for the one that was found";
+  EXPECT_EQ(index_.Get(found).credit, 0);
   index_.Hold(other);
   index_.Unhold(other);
-  EXPECT_EQ(index_.OldestEvictable(), found);
+  EXPECT_EQ(Evictable(), found);
 }
 
 TEST_F(BlockIndexTest, WithLruOnlyTheLastUseCounts) {
@@ -138,7 +142,7 @@ TEST_F(BlockIndexTest, WithLruOnlyTheLastUseCounts) {
   for (int i = 0; i < 3; ++i) lru.NoteHit(first);
   lru.Unhold(first);
   lru.Unhold(second);
-  EXPECT_EQ(lru.OldestEvictable(), first);
+  EXPECT_EQ(lru.order().NextEvictable(All), first);
 }
 
 TEST_F(BlockIndexTest, SubtreeHoldsAllThatDependOnABlock) {
@@ -181,7 +185,7 @@ TEST_F(BlockIndexTest, InvariantsHoldThroughRandomChanges) {
       if (action == 5) index_.SetDevice(it->first, random() % 2 == 0 ? SlotRef{1, 2} : SlotRef{});
     }
     if (step % 16 == 0) index_.CheckInvariants();
-    const BlockId victim = index_.OldestEvictable();
+    const BlockId victim = Evictable();
     if (victim == BlockId::kNone) continue;
     ASSERT_EQ(holds[victim], 0);
     ASSERT_FALSE(index_.Get(victim).pinned);

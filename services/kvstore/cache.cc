@@ -63,44 +63,14 @@ Cache::Cache(CacheId id, const CacheSpec& spec, std::shared_ptr<SlabMemory> devi
       backing_(std::move(backing)),
       index_(backing_.slot_count(), options.eviction) {}
 
-bool Cache::TakeSlots(int32_t backing_count, int32_t device_count, int64_t now_ms, SlotGrant* grant,
-                      SlabKind* full_tier) {
-  // What can't be reached even by evicting every block that may go is refused before any goes.
-  const int64_t backing_reach = int64_t{backing_.free_count()} + index_.unheld_count();
-  while (backing_.free_count() < backing_count) {
-    const BlockId victim =
-        backing_reach < backing_count ? BlockId::kNone : index_.OldestEvictable();
-    if (victim == BlockId::kNone) {
-      *full_tier = SlabKind::kBacking;
-      return false;
-    }
-    Remove(victim, BlockEventKind::kEvicted, now_ms);
-  }
-  const int64_t device_reach = int64_t{device_.free_count()} + index_.unheld_count();
-  while (device_.free_count() < device_count) {
-    const BlockId victim = device_reach < device_count ? BlockId::kNone : index_.OldestDemotable();
-    if (victim == BlockId::kNone) {
-      *full_tier = SlabKind::kDevice;
-      return false;
-    }
-    Demote(victim, now_ms);
-  }
-  grant->backing = backing_.Take(backing_count);
-  grant->device = device_.Take(device_count);
-  return true;
-}
-
-void Cache::ReturnSlots(const SlotGrant& grant) {
-  for (const int32_t slot : grant.backing) backing_.Free(slot);
-  for (const int32_t slot : grant.device) device_.Free(slot);
-}
-
 BlockId Cache::Insert(const NewBlock& block, int64_t seal_time_ms, int64_t now_ms) {
   BlockRecord record;
   record.key = block.key;
   record.backing = backing_.Seal(block.backing_slot);
   record.device = device_.Seal(block.device_slot);
   record.originals_digest = block.originals_digest;
+  record.tenant = block.tenant;
+  record.priority = static_cast<uint8_t>(block.priority) & 3;
   record.seal_time_ms = seal_time_ms;
   record.last_use_time_ms = now_ms;
   return index_.Insert(record, block.parent);
@@ -120,8 +90,10 @@ BlockId Cache::Restore(const NewBlock& block, int64_t seal_time_ms, int64_t now_
   return id;
 }
 
-void Cache::Promote(BlockId id, int32_t device_slot, int64_t now_ms) {
+void Cache::Promote(BlockId id, const SlotGrant& grant, int32_t device_slot, int64_t now_ms) {
   CERTKV_CHECK(!index_.Get(id).device.present(), "a block is promoted from the backing tier");
+  --MutableUse(grant.tenant).device.used;
+  ++MutableUse(index_.Get(id).tenant).device.used;
   index_.SetDevice(id, device_.Seal(device_slot));
   ++counters_->blocks_promoted;
   hub_->Append(BlockEventKind::kPromoted, id_, index_.Get(id).key, now_ms);
@@ -142,6 +114,11 @@ void Cache::Replace(BlockId id, const NewBlock& block, int64_t now_ms) {
   index_.SetDamaged(id, false);
   backing_.Free(old.backing.slot);
   if (old.device.present()) device_.Free(old.device.slot);
+  // The new slots took the place of the old ones, whoever wrote them.
+  TenantUse& writer = MutableUse(block.tenant);
+  --writer.backing.used;
+  --writer.device.used;
+  if (!old.device.present()) ++MutableUse(old.tenant).device.used;
   ++counters_->blocks_sealed;
   hub_->Append(BlockEventKind::kSealed, id_, old.key, now_ms);
 }
@@ -149,7 +126,7 @@ void Cache::Replace(BlockId id, const NewBlock& block, int64_t now_ms) {
 void Cache::Drop(const absl::flat_hash_set<BlockId>& blocks, int64_t now_ms) {
   std::vector<BlockId> leaves;
   for (const BlockId id : blocks) {
-    index_.SetPinned(id, false);
+    SetPinned(id, false);
     if (index_.Get(id).first_child == BlockId::kNone) leaves.push_back(id);
   }
   for (size_t i = 0; i < leaves.size(); ++i) {
@@ -162,7 +139,9 @@ void Cache::Drop(const absl::flat_hash_set<BlockId>& blocks, int64_t now_ms) {
 }
 
 void Cache::EvictAll(int64_t now_ms) {
-  for (BlockId id = index_.OldestEvictable(); id != BlockId::kNone; id = index_.OldestEvictable()) {
+  const auto all = [](TenantIndex) { return true; };
+  for (BlockId id = index_.order().NextEvictable(all); id != BlockId::kNone;
+       id = index_.order().NextEvictable(all)) {
     Remove(id, BlockEventKind::kEvicted, now_ms);
   }
   CERTKV_CHECK(index_.size() == 0, "a cache that goes has no held or pinned block");
@@ -183,10 +162,15 @@ void Cache::CheckInvariants() const {
   index_.CheckInvariants();
   int32_t device_count = 0;
   int32_t backing_count = 0;
+  std::vector<TenantUse> counted(tenants_.size());
   for (BlockId id = index_.FirstLiveFrom(0); id != BlockId::kNone;
        id = index_.FirstLiveFrom(static_cast<int32_t>(id) + 1)) {
     const BlockRecord& record = index_.Get(id);
     ++backing_count;
+    TenantUse& use = counted[static_cast<size_t>(record.tenant)];
+    ++use.backing.used;
+    use.pinned += record.pinned ? 1 : 0;
+    use.device.used += record.device.present() ? 1 : 0;
     CERTKV_CHECK(backing_.RefOf(record.backing.slot) == record.backing, "invariant 1, backing");
     if (!record.device.present()) continue;
     ++device_count;
@@ -195,6 +179,19 @@ void Cache::CheckInvariants() const {
   // Where slots are granted to a running call, more are used.
   CERTKV_CHECK(backing_count <= backing_.slot_count() - backing_.free_count(), "invariant 2");
   CERTKV_CHECK(device_count <= device_.slot_count() - device_.free_count(), "invariant 2");
+  int32_t device_used = 0;
+  int32_t backing_used = 0;
+  for (size_t i = 0; i < tenants_.size(); ++i) {
+    const TenantUse& use = tenants_[i];
+    CERTKV_CHECK(counted[i].backing.used <= use.backing.used &&
+                     counted[i].device.used <= use.device.used && counted[i].pinned == use.pinned,
+                 "what a tenant has counts to it");
+    CERTKV_CHECK(use.backing.used <= use.backing.limit, "invariant 5");
+    backing_used += use.backing.used;
+    device_used += use.device.used;
+  }
+  CERTKV_CHECK(backing_used == backing_.slot_count() - backing_.free_count(), "every slot counts");
+  CERTKV_CHECK(device_used == device_.slot_count() - device_.free_count(), "every slot counts");
 }
 
 void Cache::Demote(BlockId id, int64_t now_ms) {
@@ -202,6 +199,7 @@ void Cache::Demote(BlockId id, int64_t now_ms) {
   CERTKV_CHECK(record.hold_count == 0 && !record.pinned, "held and pinned blocks stay");
   CERTKV_CHECK(record.backing.present(), "the original stays when the planes go");
   device_.Free(record.device.slot);
+  --MutableUse(record.tenant).device.used;
   index_.SetDevice(id, SlotRef{});
   ++counters_->blocks_demoted;
   hub_->Append(BlockEventKind::kDemoted, id_, record.key, now_ms);
@@ -212,6 +210,9 @@ void Cache::Remove(BlockId id, BlockEventKind kind, int64_t now_ms) {
   index_.Erase(id);
   backing_.Free(record.backing.slot);
   if (record.device.present()) device_.Free(record.device.slot);
+  TenantUse& use = MutableUse(record.tenant);
+  --use.backing.used;
+  if (record.device.present()) --use.device.used;
   const bool is_on_disk = kind == BlockEventKind::kEvicted && !record.damaged &&
                           spill_ != nullptr && spill_->Contains(spec_digest_, record.key);
   if (is_on_disk) {

@@ -5,8 +5,11 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "absl/container/btree_set.h"
+#include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
 #include "absl/status/statusor.h"
 #include "kernels/core/cache_spec.h"
@@ -15,6 +18,7 @@
 #include "services/kvstore/event_hub.h"
 #include "services/kvstore/slot_pool.h"
 #include "services/kvstore/spill_tier.h"
+#include "services/kvstore/tenant_table.h"
 
 namespace certkv::kvstore {
 
@@ -39,10 +43,35 @@ struct StoreCounters {
   int64_t blocks_restored = 0;  // came back from there
 };
 
-// Slots of both tiers, being written.
+// Slots of both tiers, being written. They count to the tenant from now on.
 struct SlotGrant {
+  TenantIndex tenant{};
   std::vector<int32_t> backing;
   std::vector<int32_t> device;
+};
+
+// What a call needs, and for whom.
+struct SlotDemand {
+  TenantIndex tenant{};
+  int32_t backing_count = 0;
+  int32_t device_count = 0;
+};
+// Why it did not get it.
+struct SlotRefusal {
+  SlabKind tier = SlabKind::kBacking;
+  bool by_quota = false;  // the tenant's own limit; else the tier has no more to give
+};
+
+// One tenant's part of a tier, in slots.
+struct TierShare {
+  int32_t guaranteed = 0;  // up to it, others take nothing
+  int32_t limit = 0;
+  int32_t used = 0;  // blocks and grants
+};
+struct TenantUse {
+  TierShare device;
+  TierShare backing;
+  int32_t pinned = 0;
 };
 
 // Memory of one cache's tiers.
@@ -62,6 +91,9 @@ struct CacheOptions {
 //  2. A slot is free, or one block's, or of a grant that is not yet published or given back.
 //  3. No held or pinned block loses a slot, and no block leaves before its children.
 //  4. A device slot is given up only while the original is in the backing tier (follows from 1).
+//  5. A tenant uses no more of a tier than its limit, but for device slots that others' lookups of
+//     its blocks took (a pool that tenants share).
+//  6. A tenant that uses no more than its guaranteed share loses nothing to others.
 //
 // Threads: the caller serializes (the engine's lock), but for the const accessors of geometry.
 class Cache {
@@ -83,15 +115,33 @@ class Cache {
   const std::shared_ptr<SlabMemory>& device_memory() const { return device_.memory(); }
   const std::shared_ptr<SlabMemory>& backing_memory() const { return backing_.memory(); }
 
+  int64_t slab_bytes() const {
+    return device_.layout().slab_bytes() + backing_.layout().slab_bytes();
+  }
+
   BlockIndex& index() { return index_; }
   const BlockIndex& index() const { return index_; }
   const SlotPool& device() const { return device_; }
   const SlotPool& backing() const { return backing_; }
 
-  // Takes slots to write blocks into, making room by demotion and eviction of the least recently
-  // used blocks. On false nothing was taken and `full_tier` says which tier could not give enough.
-  bool TakeSlots(int32_t backing_count, int32_t device_count, int64_t now_ms, SlotGrant* grant,
-                 SlabKind* full_tier);
+  // Sets what a tenant may have; to be called before it takes slots. Idempotent.
+  void SetQuota(TenantIndex tenant, const TenantQuota& quota);
+  // Zeros for a tenant that was never here.
+  TenantUse UseOf(TenantIndex tenant) const;
+
+  // Takes slots to write blocks into, making room by demotion and eviction in EvictionOrder: first
+  // the tenant's own where it is at its limit, then of tenants above their guaranteed share, then
+  // its own. On false nothing was taken and `refusal` says why.
+  bool TakeSlots(const SlotDemand& demand, int64_t now_ms, SlotGrant* grant, SlotRefusal* refusal);
+  // About the next `count` blocks that would go for the tenant's sake; for nobody's when it is
+  // null.
+  std::vector<BlockId> PreviewEvictions(const TenantIndex* tenant, int32_t count) const;
+  // Demotes blocks of tenants above their guaranteed share until at most `used_max` device slots
+  // are used, `count_max` at most. Returns how many.
+  int32_t DemoteDownTo(int32_t used_max, int32_t count_max, int64_t now_ms);
+  // The same for the backing tier, with blocks that are on disk; ends at one that is not.
+  int32_t SpillDownTo(int32_t used_max, int32_t count_max, int64_t now_ms);
+
   // Gives a grant back unpublished.
   void ReturnSlots(const SlotGrant& grant);
 
@@ -102,16 +152,26 @@ class Cache {
     int32_t backing_slot = -1;
     int32_t device_slot = -1;
     uint64_t originals_digest = 0;
+    TenantIndex tenant{};  // of the grant
+    BlockPriority priority = BlockPriority::kNormal;
   };
   BlockId Publish(const NewBlock& block, int64_t now_ms);
   // As Publish, for a block that comes back from disk.
   BlockId Restore(const NewBlock& block, int64_t seal_time_ms, int64_t now_ms);
-  // Publishes the device tier planes of a block that was in the backing tier only.
-  void Promote(BlockId id, int32_t device_slot, int64_t now_ms);
+  // Publishes the device tier planes of a block that was in the backing tier only. The slot counts
+  // to the block's tenant now, no more to the grant's.
+  void Promote(BlockId id, const SlotGrant& grant, int32_t device_slot, int64_t now_ms);
   // The originals of a block turned out damaged: lookups do not find it any more. Idempotent.
   void MarkLost(BlockId id, int64_t now_ms);
   // Puts written slots in the place of a damaged block's, which nobody but the caller holds.
   void Replace(BlockId id, const NewBlock& block, int64_t now_ms);
+  // Pins a block, or takes the pin off. end_ns: when it ends by itself, on the monotonic clock; 0:
+  // never. A pin that is there gets the new end.
+  void SetPinned(BlockId id, bool pinned, int64_t end_ns = 0);
+  // 0: not pinned, or without an end.
+  int64_t PinEndOf(BlockId id) const;
+  // A block whose pin ends at or before `now_ns`, or kNone.
+  BlockId FirstEndedPin(int64_t now_ns) const;
   // Forgets blocks, each after its children, because a client asked for it. None is held, and all
   // that depend on them are among them.
   void Drop(const absl::flat_hash_set<BlockId>& blocks, int64_t now_ms);
@@ -140,6 +200,11 @@ class Cache {
         const CacheOptions& options);
 
   BlockId Insert(const NewBlock& block, int64_t seal_time_ms, int64_t now_ms);
+  bool MakeBackingRoom(TenantIndex tenant, int32_t count, int64_t now_ms, SlotRefusal* refusal);
+  bool MakeDeviceRoom(TenantIndex tenant, int32_t count, int64_t now_ms, SlotRefusal* refusal);
+  TenantUse& MutableUse(TenantIndex tenant);
+  bool IsOverBacking(TenantIndex tenant) const;
+  bool IsOverDevice(TenantIndex tenant) const;
   void Demote(BlockId id, int64_t now_ms);
   void Remove(BlockId id, BlockEventKind kind, int64_t now_ms);
 
@@ -153,7 +218,11 @@ class Cache {
   SlotPool device_;
   SlotPool backing_;
   BlockIndex index_;
+  std::vector<TenantUse> tenants_;  // by TenantIndex
   absl::flat_hash_set<BlockKey> claimed_keys_;
+  // Pins that end by themselves, and when on the monotonic clock: one order, both ways.
+  absl::flat_hash_map<BlockId, int64_t> pin_ends_;
+  absl::btree_set<std::pair<int64_t, BlockId>> pins_by_end_;
 };
 
 }  // namespace certkv::kvstore

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/synchronization/mutex.h"
+#include "services/common/clock.h"
 
 namespace certkv::kvstore {
 namespace {
@@ -50,10 +51,20 @@ bool ComputePool::TryPost(std::function<void()> job) {
     return false;
   }
   boost::asio::post(*pool_, [this, job = std::move(job)] {
+    const int64_t start_ns = RealClock()->MonotonicNs();
     job();
+    const int64_t took_us = (RealClock()->MonotonicNs() - start_ns) / 1000;
+    // Two jobs that end at once may lose one of their updates: it is an estimate.
+    const int64_t mean_us = mean_job_us_.load();
+    mean_job_us_.store(mean_us + (took_us - mean_us) / 8);
     job_count_.fetch_sub(1);
   });
   return true;
+}
+
+int64_t ComputePool::WaitEstimateMs() const {
+  const int64_t jobs_to_end = job_count_.load() / 2 / thread_count_ + 1;
+  return std::max<int64_t>(1, jobs_to_end * mean_job_us_.load() / 1000);
 }
 
 void ComputePool::ParallelFor(int64_t count, const std::function<void(int64_t)>& body) {

@@ -29,6 +29,9 @@ class ComputePool {
   // Calls body(i) once for each i in [0, count), in ascending order of start, on the caller's
   // thread and on threads of the pool that are free; returns when all calls have returned.
   void ParallelFor(int64_t count, const std::function<void(int64_t)>& body);
+  // About how long a job that were posted now would wait for the queue to empty by half; at least
+  // 1. From the mean duration of the last jobs.
+  int64_t WaitEstimateMs() const;
   // Runs what was posted to its end and stops the threads. Idempotent.
   void Join();
 
@@ -36,6 +39,7 @@ class ComputePool {
   const int32_t thread_count_;
   const int32_t job_limit_;
   std::atomic<int32_t> job_count_{0};
+  std::atomic<int64_t> mean_job_us_{1000};
   std::atomic<bool> joined_{false};
   std::unique_ptr<boost::asio::thread_pool> pool_;
 };

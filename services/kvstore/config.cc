@@ -27,10 +27,57 @@ void AddMemoryFields(KvStoreConfig* config, ConfigSection* section) {
   section->AddEnum<kvstore::EvictionPolicy>(
       "eviction", &config->eviction,
       {{"reuse", kvstore::EvictionPolicy::kReuse}, {"lru", kvstore::EvictionPolicy::kLru}},
-      "which block leaves a full cache first: the least recently used one, or, with reuse, one "
-      "that lookups have not found again; the end of a chain before its beginning in either");
+      "which block leaves a full cache first: the least recently used one, or, with reuse, one of "
+      "low priority, then one that lookups have not found again; the end of a chain before its "
+      "beginning in either");
   section->AddInteger("pinned_percent_max", &config->pinned_percent_max, {0, 100}, "percent",
-                      "share of a cache's backing slots that may be pinned");
+                      "share of a cache's backing slots that may be pinned, and of a tenant's "
+                      "backing_limit that it may pin");
+  section->AddSize("memory_limit", &config->memory_limit_bytes, {0, kMemoryBytesMax},
+                   "memory of the tiers of all caches and of staging memory together: a cache or "
+                   "worker that would exceed it is refused; 0 means none but the other limits");
+  section->AddInteger(
+      "watermark_high_percent", &config->watermark_high_percent, {1, 100}, "percent",
+      "when more of a tier's slots are used, room is made in the background: blocks "
+      "leave the device tier, and blocks that are on disk leave memory");
+  section->AddInteger("watermark_low_percent", &config->watermark_low_percent, {0, 100}, "percent",
+                      "share of a tier's slots that are used when that ends");
+}
+
+void AddTenantFields(KvStoreConfig* config, ConfigSection* section) {
+  section->AddInteger("tenant_limit", &config->tenant_limit, {1, 65536}, "tenants",
+                      "tenants with sessions or blocks at a time; quotas are in kvstore_tenants");
+  section->AddCheck([config] {
+    return kvstore::CheckTenantQuotas(config->tenant_quotas,
+                                      {config->device_memory_bytes, config->backing_memory_bytes});
+  });
+  section->AddCheck([config] {
+    if (config->watermark_low_percent <= config->watermark_high_percent) return absl::OkStatus();
+    return MakeError(
+        absl::StatusCode::kInvalidArgument, "CONFIG_INVALID",
+        absl::StrCat("kvstore.watermark_low_percent is ", config->watermark_low_percent,
+                     ", must be at most watermark_high_percent, ", config->watermark_high_percent,
+                     "; lower the one or raise the "
+                     "other"));
+  });
+}
+
+ConfigSection QuotaSection(kvstore::TenantQuota* quota) {
+  ConfigSection section("kvstore_tenants", "");
+  const IntegerRange range{0, kMemoryBytesMax};
+  section.AddString("tenant", &quota->tenant, kvstore::kTenantNameBytesMax,
+                    "whose quota it is; * for each tenant that has none of its own");
+  section.AddSize("device_guaranteed", &quota->device_guaranteed_bytes, range,
+                  "of the device tier of each cache: up to it others take nothing from the tenant; "
+                  "beyond it the tenant is the first to lose blocks");
+  section.AddSize("device_limit", &quota->device_limit_bytes, range,
+                  "of the device tier of each cache: the tenant never has more; 0 means no limit");
+  section.AddSize("backing_guaranteed", &quota->backing_guaranteed_bytes, range,
+                  "the same for the backing tier");
+  section.AddSize("backing_limit", &quota->backing_limit_bytes, range,
+                  "the same for the backing tier; a write that would need more makes room among "
+                  "the tenant's own blocks, or is refused; 0 means no limit");
+  return section;
 }
 
 void AddLeaseFields(KvStoreConfig* config, ConfigSection* section) {
@@ -90,6 +137,7 @@ ConfigSection KvStoreConfigSection(KvStoreConfig* config) {
   AddMemoryFields(config, &section);
   AddLeaseFields(config, &section);
   AddLimitFields(config, &section);
+  AddTenantFields(config, &section);
   AddSpillFields(config, &section);
   section.AddString("fd_socket", &config->fd_socket, 107,
                     "path of the Unix socket that hands over the slabs' file descriptors; empty "
@@ -103,6 +151,26 @@ ConfigSection KvStoreConfigSection(KvStoreConfig* config) {
                      config->lease_duration_max_ms, " ms; lower the one or raise the other"));
   });
   return section;
+}
+
+ConfigList KvStoreTenantsList(KvStoreConfig* config) {
+  auto* quotas = &config->tenant_quotas;
+  // Outlives the list as the program does: a sample of what an element is by default.
+  static kvstore::TenantQuota sample;
+  return {.name = "kvstore_tenants",
+          .description =
+              "What each tenant may have of the store's memory, of each registered cache. The "
+              "guarantees of all tenants together fit the tier.",
+          .count_max = kvstore::kTenantQuotasMax,
+          .clear = [quotas] { quotas->clear(); },
+          .add = [quotas] { return QuotaSection(&quotas->emplace_back()); },
+          .elements =
+              [quotas] {
+                std::vector<ConfigSection> sections;
+                for (kvstore::TenantQuota& one : *quotas) sections.push_back(QuotaSection(&one));
+                return sections;
+              },
+          .sample = QuotaSection(&sample)};
 }
 
 std::string DefaultFdSocket() { return absl::StrCat(RuntimeDirectory(), "/kvstore-fd.sock"); }

@@ -4,9 +4,11 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "services/common/config_reader.h"
-#include "services/kvstore/block_index.h"
+#include "services/kvstore/eviction_order.h"
+#include "services/kvstore/tenant_table.h"
 
 namespace certkv {
 
@@ -24,6 +26,11 @@ struct KvStoreConfig {
   int64_t lease_duration_max_ms = int64_t{3'600'000};
   int64_t connect_timeout_ms = 10'000;
   int32_t pinned_percent_max = 50;  // of a cache's backing slots
+  int64_t memory_limit_bytes = 0;   // of all tiers and staging memory together; 0: their own limits
+  int32_t watermark_high_percent = 95;  // of a tier's slots
+  int32_t watermark_low_percent = 90;
+  int32_t tenant_limit = 1024;
+  std::vector<kvstore::TenantQuota> tenant_quotas;
   int32_t watcher_limit = 64;
   int32_t event_queue_limit = 16384;  // of one watcher
   int32_t seal_threads = 0;           // 0: one per processor
@@ -39,6 +46,9 @@ struct KvStoreConfig {
 
 // `config` must live as long as the section is used.
 ConfigSection KvStoreConfigSection(KvStoreConfig* config);
+
+// List "kvstore_tenants" of a config file. `config` must live as long as the list is used.
+ConfigList KvStoreTenantsList(KvStoreConfig* config);
 
 // <runtime directory>/kvstore-fd.sock.
 std::string DefaultFdSocket();

@@ -45,11 +45,26 @@ absl::StatusOr<std::vector<SealEntry>> SealEntriesFromProto(
   return result;
 }
 
+absl::StatusOr<SealOptions> SealOptionsFromProto(const v1::SealBlocksRequest& request) {
+  SealOptions options;
+  options.lease_duration_ms = request.lease_duration_ms();
+  options.keep_slots_for_retry = request.keep_slots_for_retry();
+  if (request.priority() == v1::BLOCK_PRIORITY_UNSPECIFIED) return options;
+  if (!v1::BlockPriority_IsValid(request.priority())) {
+    return MakeError(absl::StatusCode::kInvalidArgument, "PRIORITY_INVALID",
+                     absl::StrCat("priority is ", static_cast<int>(request.priority()),
+                                  ", must be BLOCK_PRIORITY_LOW, _NORMAL or _HIGH"));
+  }
+  options.priority = static_cast<BlockPriority>(request.priority() - v1::BLOCK_PRIORITY_LOW);
+  return options;
+}
+
 absl::StatusOr<AttachRequest> AttachRequestFromProto(const v1::AttachWorkerRequest& request) {
   AttachRequest result;
   result.cache = CacheId{request.cache_id()};
   result.worker_name = request.worker_name();
   result.staging_slot_count = request.staging_slot_count();
+  result.tenant = request.tenant();
   switch (request.role()) {
     case v1::SESSION_ROLE_WORKER:
       result.role = SessionRole::kWorker;
@@ -73,6 +88,12 @@ void BlockInfoToProto(const BlockInfo& info, v1::Block* block) {
   block->set_lease_count(info.lease_count);
   block->set_pinned(info.pinned);
   block->set_lost(info.lost);
+  block->set_tenant(info.tenant);
+  static_assert(static_cast<int>(BlockPriority::kHigh) + v1::BLOCK_PRIORITY_LOW ==
+                v1::BLOCK_PRIORITY_HIGH);
+  block->set_priority(
+      static_cast<v1::BlockPriority>(static_cast<int>(info.priority) + v1::BLOCK_PRIORITY_LOW));
+  block->set_pin_expire_time_ms(info.pin_expire_time_ms);
   block->set_device_bytes(info.device_bytes);
   block->set_original_bytes(info.original_bytes);
   block->set_seal_time_ms(info.seal_time_ms);
@@ -91,6 +112,16 @@ void BlockEventToProto(const BlockEvent& event, v1::BlockEvent* proto) {
   proto->set_time_ms(event.time_ms);
 }
 
+namespace {
+
+void TierShareToProto(const TierShare& share, v1::TierShare* proto) {
+  proto->set_used(share.used);
+  proto->set_guaranteed(share.guaranteed);
+  proto->set_limit(share.limit);
+}
+
+}  // namespace
+
 void StatsToProto(const StoreStats& stats, v1::Stats* proto) {
   for (const CacheStats& cache : stats.caches) {
     v1::CacheStats* entry = proto->add_caches();
@@ -108,6 +139,13 @@ void StatsToProto(const StoreStats& stats, v1::Stats* proto) {
     entry->set_blocks_writing(cache.blocks_writing);
     entry->set_session_count(cache.session_count);
     *entry->mutable_spec() = CacheSpecToProto(cache.spec);
+    for (const TenantStats& tenant : cache.tenants) {
+      v1::TenantStats* one = entry->add_tenants();
+      one->set_tenant(tenant.tenant);
+      TierShareToProto(tenant.use.device, one->mutable_device());
+      TierShareToProto(tenant.use.backing, one->mutable_backing());
+      one->set_pinned(tenant.use.pinned);
+    }
   }
   proto->set_session_count(stats.session_count);
   proto->set_lease_count(stats.lease_count);
@@ -128,6 +166,8 @@ void StatsToProto(const StoreStats& stats, v1::Stats* proto) {
   proto->set_blocks_lost(stats.counters.blocks_lost);
   proto->set_blocks_spilled(stats.counters.blocks_spilled);
   proto->set_blocks_restored(stats.counters.blocks_restored);
+  proto->set_memory_bytes(stats.memory_bytes);
+  proto->set_memory_limit_bytes(stats.memory_limit_bytes);
   if (!stats.spill.enabled) return;
   v1::SpillStats* spill = proto->mutable_spill();
   spill->set_error(stats.spill.error);
@@ -138,6 +178,8 @@ void StatsToProto(const StoreStats& stats, v1::Stats* proto) {
   spill->set_blocks_expired(stats.spill.blocks_expired);
   spill->set_blocks_damaged(stats.spill.blocks_damaged);
   spill->set_write_errors(stats.spill.write_errors);
+  spill->set_state(stats.spill.degraded ? v1::SPILL_STATE_DEGRADED : v1::SPILL_STATE_WORKS);
+  spill->set_slow_calls(stats.spill.slow_calls);
 }
 
 }  // namespace certkv::kvstore

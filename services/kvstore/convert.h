@@ -17,6 +17,8 @@ absl::StatusOr<std::vector<BlockKey>> BlockKeysFromProto(
 absl::StatusOr<std::vector<SealEntry>> SealEntriesFromProto(
     const google::protobuf::RepeatedPtrField<v1::SealEntry>& entries);
 // Errors: InvalidArgument [SESSION_ROLE_INVALID].
+// Errors: InvalidArgument [PRIORITY_INVALID].
+absl::StatusOr<SealOptions> SealOptionsFromProto(const v1::SealBlocksRequest& request);
 absl::StatusOr<AttachRequest> AttachRequestFromProto(const v1::AttachWorkerRequest& request);
 
 void BlockInfoToProto(const BlockInfo& info, v1::Block* block);

@@ -42,6 +42,8 @@ class LeaseTable {
   }
   // A lease whose deadline is at or before `now_ns`, or LeaseId{0}.
   LeaseId FirstExpired(int64_t now_ns) const;
+  // When the first lease ends; 0 when there is none.
+  int64_t FirstDeadline() const { return by_deadline_.empty() ? 0 : by_deadline_.begin()->first; }
 
  private:
   using Deadline = std::pair<int64_t, LeaseId>;

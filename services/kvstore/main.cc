@@ -10,6 +10,7 @@ int main(int argc, char** argv) {
                                             "them between workers on this host.",
                                  .socket_name = "kvstore.sock"});
   program.AddSection(certkv::KvStoreConfigSection(&config));
+  program.AddList(certkv::KvStoreTenantsList(&config));
   program.OnConfigured([&config](const certkv::ServerConfig& server) {
     if (config.fd_socket.empty()) config.fd_socket = server.unix_socket + ".fd";
   });

@@ -45,8 +45,11 @@ absl::Status StoreEngine::SealPlan::CheckEntries(const Session& session,
 
 absl::StatusOr<bool> StoreEngine::SealPlan::Decide(const Session& of,
                                                    absl::Span<const SealEntry> entries) {
+  const BlockPriority wanted = priority;
   *this = SealPlan{};
+  priority = wanted;
   session = of.id;
+  tenant = of.tenant;
   cache = of.cache;
   staging = of.staging;
   const BlockIndex& index = cache->index();

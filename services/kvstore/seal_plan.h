@@ -34,6 +34,8 @@ struct StoreEngine::SealPlan {
   };
 
   SessionId session{};
+  TenantIndex tenant{};
+  BlockPriority priority = BlockPriority::kNormal;
   std::shared_ptr<Cache> cache;
   std::shared_ptr<StagingArea> staging;
   std::vector<Item> items;

@@ -17,6 +17,7 @@
 #include "services/common/convert.h"
 #include "services/common/errors.h"
 #include "services/common/log.h"
+#include "services/common/retry_delay.h"
 #include "services/kvstore/compute_pool.h"
 #include "services/kvstore/convert.h"
 #include "services/kvstore/fd_server.h"
@@ -142,23 +143,31 @@ class KvStoreService final : public v1::KvStore::CallbackService {
                                        v1::SealBlocksResponse* response) override {
     grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
     absl::StatusOr<std::vector<SealEntry>> entries = SealEntriesFromProto(request->entries());
+    const absl::StatusOr<SealOptions> options = SealOptionsFromProto(*request);
     absl::Status status = CheckCall(*context);
     if (status.ok()) status = entries.status();
+    if (status.ok()) status = options.status();
     if (!status.ok()) {
       AbortNamedSlots(*request);
       return Finish(reactor, status);
     }
-    const auto seal = [=, this, entries = *std::move(entries)]() -> absl::Status {
-      CERTKV_ASSIGN_OR_RETURN(const LeasedBlocks leased,
-                              engine_->SealBlocks(SessionId{request->session_id()}, entries,
-                                                  request->lease_duration_ms()));
+    const auto seal = [=, this, entries = *std::move(entries),
+                       options = *options]() -> absl::Status {
+      CERTKV_ASSIGN_OR_RETURN(
+          const LeasedBlocks leased,
+          engine_->SealBlocks(SessionId{request->session_id()}, entries, options));
       FillLeased(leased, response->mutable_blocks());
       response->set_shared_count(leased.shared_count);
       response->set_lease_id(static_cast<int64_t>(leased.lease));
       response->set_expire_time_ms(leased.expire_time_ms);
       return absl::OkStatus();
     };
-    return Compute(context, reactor, seal, [this, request] { AbortNamedSlots(*request); });
+    return Compute(context, reactor, seal, [this, context, request] {
+      // Whoever has gone does not come back for its slots.
+      if (!request->keep_slots_for_retry() || context->IsCancelled()) {
+        AbortNamedSlots(*request);
+      }
+    });
   }
 
   grpc::ServerUnaryReactor* AbortBlocks(grpc::CallbackServerContext* context,
@@ -195,7 +204,8 @@ class KvStoreService final : public v1::KvStore::CallbackService {
                                       v1::PinBlocksResponse* /*response*/) override {
     return Answer(context, [&]() -> absl::Status {
       CERTKV_ASSIGN_OR_RETURN(const auto keys, BlockKeysFromProto(request->block_keys()));
-      return engine_->PinBlocks(SessionId{request->session_id()}, keys, request->pinned());
+      return engine_->PinBlocks(SessionId{request->session_id()}, keys, request->pinned(),
+                                request->ttl_ms());
     });
   }
 
@@ -310,10 +320,13 @@ class KvStoreService final : public v1::KvStore::CallbackService {
     });
     if (is_posted) return reactor;
     undo();
-    return Finish(reactor,
-                  MakeError(absl::StatusCode::kResourceExhausted, "SEAL_QUEUE_FULL",
-                            "too many calls wait to seal, promote or check blocks; retry after "
-                            "some have ended, or raise seal_threads or seal_queue_limit"));
+    return Finish(
+        reactor,
+        WithRetryDelay(MakeError(absl::StatusCode::kResourceExhausted, "SEAL_QUEUE_FULL",
+                                 "too many calls wait to seal, promote or check blocks; retry "
+                                 "after some have ended, or raise seal_threads or "
+                                 "seal_queue_limit"),
+                       pool_->WaitEstimateMs()));
   }
 
   // The slots of a seal that is refused before it reaches the engine are freed all the same.
@@ -376,6 +389,7 @@ class KvStoreServer::Impl {
         service(&engine, &pool, fd_socket),
         ticker(std::make_shared<kvstore::Ticker>(&engine, io_context)),
         scrubber(&engine, config.scrub_bytes_per_second) {
+    StartJob(io_context, kWatermarkInterval, [this] { engine.KeepWatermarks(); });
     if (config.scrub_bytes_per_second > 0) {
       StartJob(io_context, kvstore::Scrubber::kInterval, [this] { scrubber.Run(); });
     }
@@ -402,9 +416,11 @@ class KvStoreServer::Impl {
     jobs.back()->Start();
   }
 
-  // Says when the disk begins to fail and when it works again. Called by one job alone.
+  // Says when the disk begins to fail or to be slow, and when it works again. Called by one job.
   void LogSpillState() {
-    const std::string error = spill->GetStats().error;
+    const kvstore::SpillStats stats = spill->GetStats();
+    const std::string error =
+        stats.error.empty() && stats.degraded ? "reads or writes take over a second" : stats.error;
     if (error == spill_error_said) return;
     spill_error_said = error;
     if (error.empty()) {
@@ -415,6 +431,7 @@ class KvStoreServer::Impl {
   }
 
   static constexpr std::chrono::milliseconds kSpillInterval{200};
+  static constexpr std::chrono::milliseconds kWatermarkInterval{50};
 
   const std::string fd_socket;
   kvstore::ComputePool pool;

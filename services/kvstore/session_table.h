@@ -24,6 +24,7 @@ struct Session {
   SessionId id{};
   SessionRole role = SessionRole::kReader;
   std::string worker_name;
+  TenantIndex tenant{};
   std::string fd_token;  // 16 bytes
   std::shared_ptr<Cache> cache;
   std::shared_ptr<StagingArea> staging;  // workers only

@@ -10,7 +10,6 @@
 namespace certkv::kvstore {
 namespace {
 
-constexpr int64_t kRetryDelayNs = int64_t{10} * 1'000'000'000;
 constexpr int64_t kProgressBlocks = 65'536;
 
 }  // namespace
@@ -118,7 +117,15 @@ void SpillTier::NoteWrite(const absl::Status& status) {
   }
   ++stats_.write_errors;
   stats_.error = std::string(status.message());
-  retry_time_ns_ = clock_->MonotonicNs() + kRetryDelayNs;
+  retry_time_ns_ = clock_->MonotonicNs() + kTroubleNs;
+}
+
+void SpillTier::NoteDuration(int64_t start_ns) {
+  const int64_t now_ns = clock_->MonotonicNs();
+  if (now_ns - start_ns <= kSlowCallNs) return;
+  absl::MutexLock lock(&mutex_);
+  ++stats_.slow_calls;
+  slow_until_ns_ = now_ns + kTroubleNs;
 }
 
 absl::Status SpillTier::Write(const SpecDigest& spec, SpilledBlock block,
@@ -147,7 +154,9 @@ absl::Status SpillTier::Write(const SpecDigest& spec, SpilledBlock block,
   DeleteAged(over);
   absl::MutexLock key_lock(&MutexOf(block.key));
   block.write_time_ms = clock_->NowMs();
+  const int64_t start_ns = clock_->MonotonicNs();
   const absl::Status status = store_->Put(spec, payload, &block);
+  NoteDuration(start_ns);
   NoteWrite(status);
   if (!status.ok()) return status;
   absl::MutexLock lock(&mutex_);
@@ -159,7 +168,9 @@ absl::Status SpillTier::Write(const SpecDigest& spec, SpilledBlock block,
 absl::Status SpillTier::Read(const SpecDigest& spec, const SpilledBlock& block,
                              absl::Span<uint8_t> payload) {
   if (store_ == nullptr) return MakeError(absl::StatusCode::kUnavailable, "SPILL_FAILED", "off");
+  const int64_t start_ns = clock_->MonotonicNs();
   const absl::Status status = store_->Get(spec, block, payload);
+  NoteDuration(start_ns);
   if (absl::IsDataLoss(status) && !ForgetDamaged(spec, block)) {
     return MakeError(absl::StatusCode::kNotFound, "BLOCK_NOT_FOUND",
                      absl::StrCat("block ", ToHex(block.key.view(), 8),
@@ -227,7 +238,9 @@ void SpillTier::Expire() {
 
 SpillStats SpillTier::GetStats() const {
   absl::MutexLock lock(&mutex_);
-  return stats_;
+  SpillStats stats = stats_;
+  stats.degraded = !stats.error.empty() || clock_->MonotonicNs() < slow_until_ns_;
+  return stats;
 }
 
 }  // namespace certkv::kvstore

@@ -37,7 +37,16 @@ struct SpillStats {
   int64_t blocks_expired = 0;  // by size limit or TTL
   int64_t blocks_damaged = 0;  // read back otherwise than written, and forgotten
   int64_t write_errors = 0;
+  int64_t slow_calls = 0;  // reads and writes of one block that took over kSlowCallNs
+  // Is the disk failing now, or was it slow a moment ago? The store serves from memory all the
+  // same.
+  bool degraded = false;
 };
+
+// One block's read or write that takes longer says that the disk is in trouble; what it says holds
+// for kTroubleNs.
+inline constexpr int64_t kSlowCallNs = 1'000'000'000;
+inline constexpr int64_t kTroubleNs = int64_t{10} * 1'000'000'000;
 
 // Keeps an index of all blocks on disk in memory, so that lookups don't wait for it: about 200
 // bytes a block.
@@ -101,6 +110,7 @@ class SpillTier {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void DeleteAged(const std::vector<Aged>& blocks);
   void NoteWrite(const absl::Status& status);
+  void NoteDuration(int64_t start_ns);
   absl::Mutex& MutexOf(const BlockKey& key) {
     return key_mutexes_[absl::Hash<BlockKey>()(key) % key_mutexes_.size()];
   }
@@ -113,6 +123,7 @@ class SpillTier {
   absl::flat_hash_map<SpecDigest, Blocks> specs_ ABSL_GUARDED_BY(mutex_);
   absl::btree_map<int64_t, Aged> by_age_ ABSL_GUARDED_BY(mutex_);  // by sequence
   int64_t sequence_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t slow_until_ns_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t retry_time_ns_ ABSL_GUARDED_BY(mutex_) = 0;
   bool needs_recovery_ ABSL_GUARDED_BY(mutex_) = false;
   SpillStats stats_ ABSL_GUARDED_BY(mutex_);

@@ -53,6 +53,36 @@ TEST_F(SpillTierTest, TheOldestGoWhenTheSizeLimitIsReached) {
   EXPECT_EQ(disk_.files.size(), 3u) << "and from the disk";
 }
 
+TEST_F(SpillTierTest, SlowDiskIsDegradedForAWhileAndStillServes) {
+  const auto tier = Open({.size_bytes = 1 << 20});
+  ASSERT_TRUE(Write(*tier, 0, 0).ok());
+  EXPECT_FALSE(tier->GetStats().degraded);
+  disk_.on_put = [this] { clock_.AdvanceMs(1500); };
+  ASSERT_TRUE(Write(*tier, 1, 0).ok());
+  EXPECT_TRUE(tier->GetStats().degraded);
+  EXPECT_EQ(tier->GetStats().slow_calls, 1);
+  EXPECT_EQ(tier->GetStats().error, "");
+  disk_.on_put = [] {};
+  ASSERT_TRUE(Write(*tier, 2, 0).ok());
+  clock_.AdvanceMs(10'001);
+  EXPECT_FALSE(tier->GetStats().degraded);
+  disk_.on_get = [this] { clock_.AdvanceMs(1500); };
+  std::vector<uint8_t> payload(100);
+  ASSERT_TRUE(tier->Read(spec_, *tier->Find(spec_, ChainKey(1, 0)), absl::MakeSpan(payload)).ok());
+  EXPECT_TRUE(tier->GetStats().degraded);
+}
+
+TEST_F(SpillTierTest, FailingDiskIsDegradedUntilAWriteSucceeds) {
+  const auto tier = Open({.size_bytes = 1 << 20});
+  disk_.is_full = true;
+  EXPECT_FALSE(Write(*tier, 0, 0).ok());
+  EXPECT_TRUE(tier->GetStats().degraded);
+  disk_.is_full = false;
+  clock_.AdvanceMs(10'001);
+  EXPECT_TRUE(Write(*tier, 0, 0).ok());
+  EXPECT_FALSE(tier->GetStats().degraded);
+}
+
 TEST_F(SpillTierTest, BlocksGoByTimeToLive) {
   const auto tier = Open({.size_bytes = 1 << 20, .ttl_ms = 1000});
   ASSERT_TRUE(Write(*tier, 0, 0).ok());

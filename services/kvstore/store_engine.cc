@@ -25,7 +25,8 @@ StoreEngine::StoreEngine(const KvStoreConfig& config, const Clock* clock, Comput
       clock_(clock),
       pool_(pool),
       spill_(spill),
-      events_(config.watcher_limit, config.event_queue_limit) {}
+      events_(config.watcher_limit, config.event_queue_limit),
+      tenants_(config.tenant_quotas, config.tenant_limit) {}
 
 StoreEngine::~StoreEngine() { events_.CloseAll(); }
 
@@ -44,7 +45,7 @@ absl::StatusOr<RegisteredCache> StoreEngine::RegisterCache(const CacheSpec& spec
   if (cache == nullptr) {
     const Now now = ReadClock();
     ExpireLeases(now);
-    CERTKV_RETURN_IF_ERROR(MakeRoomForCache(now));
+    CERTKV_RETURN_IF_ERROR(MakeRoomForCache(spec, now));
     CERTKV_ASSIGN_OR_RETURN(
         cache, Cache::Create(CacheId{RandomId()}, spec,
                              {config_.device_memory_bytes, config_.backing_memory_bytes}, &events_,
@@ -57,8 +58,18 @@ absl::StatusOr<RegisteredCache> StoreEngine::RegisterCache(const CacheSpec& spec
                          cache->backing().slot_count()};
 }
 
-absl::Status StoreEngine::MakeRoomForCache(const Now& now) {
-  if (static_cast<int32_t>(caches_.size()) < config_.cache_limit) return absl::OkStatus();
+int64_t StoreEngine::MemoryBytes() const {
+  int64_t bytes = sessions_.staging_bytes();
+  for (const auto& [id, cache] : caches_) bytes += cache->slab_bytes();
+  return bytes;
+}
+
+absl::Status StoreEngine::MakeRoomForCache(const CacheSpec& spec, const Now& now) {
+  const bool is_within = static_cast<int32_t>(caches_.size()) < config_.cache_limit;
+  const int64_t wanted = config_.device_memory_bytes + config_.backing_memory_bytes;
+  const bool fits =
+      config_.memory_limit_bytes == 0 || MemoryBytes() + wanted <= config_.memory_limit_bytes;
+  if (is_within && fits) return absl::OkStatus();
   auto victim = caches_.end();
   for (auto it = caches_.begin(); it != caches_.end(); ++it) {
     const Cache& cache = *it->second;
@@ -69,6 +80,15 @@ absl::Status StoreEngine::MakeRoomForCache(const Now& now) {
                           cache.last_attach_sequence < victim->second->last_attach_sequence;
     if (is_older) victim = it;
   }
+  if (victim == caches_.end() && is_within) {
+    return MakeError(
+        absl::StatusCode::kResourceExhausted, "MEMORY_LIMIT",
+        absl::StrCat("a cache of ", DescribeCacheSpec(spec), " may take ", wanted,
+                     " bytes, all caches and staging memory have ", MemoryBytes(), " now, at most ",
+                     config_.memory_limit_bytes,
+                     "; lower device_memory and backing_memory, which are of each cache, or raise "
+                     "memory_limit"));
+  }
   if (victim == caches_.end()) {
     return MakeError(
         absl::StatusCode::kResourceExhausted, "CACHE_LIMIT",
@@ -78,7 +98,7 @@ absl::Status StoreEngine::MakeRoomForCache(const Now& now) {
   }
   victim->second->EvictAll(now.epoch_ms);
   caches_.erase(victim);
-  return absl::OkStatus();
+  return MakeRoomForCache(spec, now);
 }
 
 absl::StatusOr<std::shared_ptr<Cache>> StoreEngine::FindCache(CacheId cache) const {
@@ -108,10 +128,12 @@ absl::StatusOr<AttachedSession> StoreEngine::AttachWorker(const AttachRequest& r
                      absl::StrCat("the store has ", sessions_.size(), " sessions, at most ",
                                   config_.session_limit, "; detach one or raise session_limit"));
   }
+  CERTKV_ASSIGN_OR_RETURN(const TenantIndex tenant, TenantFor(request));
   auto session = std::make_unique<Session>();
   session->id = SessionId{RandomId()};
   session->role = request.role;
   session->worker_name = request.worker_name;
+  session->tenant = tenant;
   session->fd_token = RandomBytes(kFdTokenBytes);
   session->cache = cache;
   session->connect_deadline_ns = now.monotonic_ns + config_.connect_timeout_ms * 1'000'000;
@@ -125,9 +147,26 @@ absl::StatusOr<AttachedSession> StoreEngine::AttachWorker(const AttachRequest& r
     attached.staging_id = session->staging_id;
   }
   sessions_.Add(std::move(session));
+  cache->SetQuota(tenant, tenants_.QuotaOf(tenant));
+  ++tenant_sessions_[static_cast<size_t>(tenant)];
   ++cache->session_count;
   cache->last_attach_sequence = ++attach_sequence_;
   return attached;
+}
+
+absl::StatusOr<TenantIndex> StoreEngine::TenantFor(const AttachRequest& request) {
+  const auto is_unused = [this](TenantIndex tenant) {
+    mutex_.AssertHeld();
+    if (tenant_sessions_[static_cast<size_t>(tenant)] > 0) return false;
+    for (const auto& [id, cache] : caches_) {
+      const TenantUse use = cache->UseOf(tenant);
+      if (use.backing.used > 0 || use.device.used > 0) return false;
+    }
+    return true;
+  };
+  CERTKV_ASSIGN_OR_RETURN(const TenantIndex tenant, tenants_.FindOrAdd(request.tenant, is_unused));
+  tenant_sessions_.resize(static_cast<size_t>(tenants_.size()));
+  return tenant;
 }
 
 absl::StatusOr<int32_t> StoreEngine::StagingSlotsFor(const AttachRequest& request,
@@ -138,7 +177,10 @@ absl::StatusOr<int32_t> StoreEngine::StagingSlotsFor(const AttachRequest& reques
         absl::StrCat("staging_slot_count is ", request.staging_slot_count, ", must be in [1, ",
                      kStagingSlotsMax, "], or 0 for ", config_.staging_slots));
   }
-  const int64_t bytes_left = config_.staging_memory_bytes - sessions_.staging_bytes();
+  int64_t bytes_left = config_.staging_memory_bytes - sessions_.staging_bytes();
+  if (config_.memory_limit_bytes > 0) {
+    bytes_left = std::min(bytes_left, config_.memory_limit_bytes - MemoryBytes());
+  }
   const bool is_default = request.staging_slot_count == 0;
   int32_t count = is_default ? config_.staging_slots : request.staging_slot_count;
   const int32_t least = is_default ? 1 : count;
@@ -146,12 +188,14 @@ absl::StatusOr<int32_t> StoreEngine::StagingSlotsFor(const AttachRequest& reques
     --count;
   }
   if (count >= least) return count;
-  return MakeError(absl::StatusCode::kResourceExhausted, "STAGING_MEMORY_FULL",
-                   absl::StrCat("staging memory has ", std::max<int64_t>(bytes_left, 0), " of ",
-                                config_.staging_memory_bytes, " bytes left, ", least, " slots of ",
-                                DescribeCacheSpec(spec), " need ",
-                                SlabLayout(spec, SlabKind::kStaging, least).slab_bytes(),
-                                "; detach a worker, ask for fewer slots, or raise staging_memory"));
+  return MakeError(
+      absl::StatusCode::kResourceExhausted, "STAGING_MEMORY_FULL",
+      absl::StrCat("staging memory has ", std::max<int64_t>(bytes_left, 0), " of ",
+                   config_.staging_memory_bytes, " bytes left, ", least, " slots of ",
+                   DescribeCacheSpec(spec), " need ",
+                   SlabLayout(spec, SlabKind::kStaging, least).slab_bytes(),
+                   "; detach a worker, ask for fewer slots, or raise staging_memory (and "
+                   "memory_limit, where that is the limit)"));
 }
 
 void StoreEngine::EndSession(SessionId session, absl::string_view why) {
@@ -177,6 +221,7 @@ void StoreEngine::EndSessionLocked(SessionId id, absl::string_view why) {
     session->staging->Abandon();
   }
   --session->cache->session_count;
+  --tenant_sessions_[static_cast<size_t>(session->tenant)];
   session->cache->last_attach_sequence = ++attach_sequence_;
 }
 
@@ -221,6 +266,7 @@ void StoreEngine::Tick() {
   Lock lock(this);
   const Now now = ReadClock();
   ExpireLeases(now);
+  ExpirePins(now);
   for (const SessionId id : sessions_.NeverConnected(now.monotonic_ns)) {
     EndSessionLocked(id, absl::StrCat("it did not connect to the descriptor socket within ",
                                       config_.connect_timeout_ms, " ms"));
@@ -260,11 +306,21 @@ StoreStats StoreEngine::GetStats() {
     entry.blocks_pinned = cache->index().pinned_count();
     entry.blocks_writing = cache->device().writing_count();
     entry.session_count = cache->session_count;
+    for (int32_t i = 0; i < tenants_.size(); ++i) {
+      const auto tenant = static_cast<TenantIndex>(i);
+      const TenantUse use = cache->UseOf(tenant);
+      const bool is_here = use.backing.used > 0 || use.device.used > 0 ||
+                           (i < static_cast<int32_t>(tenant_sessions_.size()) &&
+                            tenant_sessions_[i] > 0 && use.backing.limit > 0);
+      if (is_here) entry.tenants.push_back({tenants_.NameOf(tenant), use});
+    }
     stats.caches.push_back(std::move(entry));
   }
   stats.session_count = sessions_.size();
   stats.lease_count = leases_.size();
   stats.counters = counters_;
+  stats.memory_bytes = MemoryBytes();
+  stats.memory_limit_bytes = config_.memory_limit_bytes;
   if (spill_ != nullptr) stats.spill = spill_->GetStats();
   return stats;
 }

@@ -43,6 +43,7 @@ struct AttachRequest {
   std::string worker_name;
   SessionRole role = SessionRole::kReader;
   int32_t staging_slot_count = 0;  // 0: the default
+  std::string tenant = {};         // whose quota its blocks count to; "": nobody's in particular
 };
 struct AttachedSession {
   SessionId session{};
@@ -72,6 +73,14 @@ struct SealEntry {
   BlockKey parent;  // zeros: first of a chain
 };
 
+struct SealOptions {
+  int64_t lease_duration_ms = 0;  // 0: the default
+  BlockPriority priority = BlockPriority::kNormal;
+  // On an error with a retry delay the staging slots stay reserved, so that the call can be made
+  // again.
+  bool keep_slots_for_retry = false;
+};
+
 // A block as lists show it.
 struct BlockInfo {
   BlockHandle handle;
@@ -79,6 +88,9 @@ struct BlockInfo {
   CacheId cache{};
   int32_t lease_count = 0;
   bool pinned = false;
+  int64_t pin_expire_time_ms = 0;  // 0: not pinned, or until it is unpinned
+  std::string tenant;
+  BlockPriority priority = BlockPriority::kNormal;
   bool lost = false;  // its originals are damaged; lookups do not find it
   int64_t device_bytes = 0;
   int64_t original_bytes = 0;
@@ -90,6 +102,11 @@ struct BlockPage {
   std::string next_page_token;
 };
 
+// What one tenant has of a cache, in slots.
+struct TenantStats {
+  std::string tenant;
+  TenantUse use;
+};
 struct CacheStats {
   CacheId cache{};
   CacheSpec spec;
@@ -104,6 +121,7 @@ struct CacheStats {
   int32_t blocks_pinned = 0;
   int32_t blocks_writing = 0;  // being sealed or promoted now
   int32_t session_count = 0;
+  std::vector<TenantStats> tenants;  // those with blocks, or with a quota and a session
 };
 struct StoreStats {
   std::vector<CacheStats> caches;
@@ -111,6 +129,8 @@ struct StoreStats {
   int32_t lease_count = 0;
   StoreCounters counters;
   SpillStats spill;
+  int64_t memory_bytes = 0;  // of the slabs of all tiers and of staging memory
+  int64_t memory_limit_bytes = 0;
 };
 
 // Invariants:
@@ -128,7 +148,8 @@ struct StoreStats {
 // and must not be made on gRPC's threads; all others end within microseconds per block.
 // Lock order: mutex_, then EventHub's or SpillTier's.
 // Errors everywhere: NotFound [SESSION_NOT_FOUND]; InvalidArgument [BATCH_SIZE], not 1 to 4096
-// keys or slots; PermissionDenied [ROLE_FORBIDS], a reader writes.
+// keys or slots; PermissionDenied [ROLE_FORBIDS], a reader writes. Errors of calls that need room
+// and would get it later carry a retry delay (services/common/retry_delay.h).
 class StoreEngine {
  public:
   // All pointers outlive the engine. `config` is valid. `spill` null: no tier on disk.
@@ -157,7 +178,8 @@ class StoreEngine {
   // Leases the longest prefix of `keys` that is sealed. Computes when blocks must be promoted, or
   // brought back from disk, which goes on for spill_wait: what is not back by then ends the prefix.
   // lease_duration_ms 0 means the default.
-  // Errors: ResourceExhausted [STORE_FULL | LEASE_LIMIT]; InvalidArgument [LEASE_DURATION_INVALID].
+  // Errors: ResourceExhausted [STORE_FULL | QUOTA_EXCEEDED], with a retry delay; [LEASE_LIMIT];
+  // InvalidArgument [LEASE_DURATION_INVALID].
   absl::StatusOr<LeasedBlocks> LookupAndLease(SessionId session, absl::Span<const BlockKey> keys,
                                               int64_t lease_duration_ms);
   // The same, or nullopt, and nothing done, when blocks must be promoted or brought back first.
@@ -181,9 +203,13 @@ class StoreEngine {
   // Errors: FailedPrecondition [RESERVATION_NOT_FOUND | PARENT_NOT_FOUND | BLOCK_DAMAGED];
   // InvalidArgument [DUPLICATE_ENTRY | BLOCK_KEY_INVALID | PARENT_MISMATCH | NON_FINITE_KEY |
   // NON_FINITE_VALUE | KEY_OUT_OF_RANGE | LEASE_DURATION_INVALID]; ResourceExhausted [STORE_FULL |
-  // LEASE_LIMIT]; DataLoss [ORIGINAL_LOST].
+  // QUOTA_EXCEEDED], with a retry delay; [LEASE_LIMIT]; DataLoss [ORIGINAL_LOST].
   absl::StatusOr<LeasedBlocks> SealBlocks(SessionId session, absl::Span<const SealEntry> entries,
-                                          int64_t lease_duration_ms);
+                                          const SealOptions& options);
+  absl::StatusOr<LeasedBlocks> SealBlocks(SessionId session, absl::Span<const SealEntry> entries,
+                                          int64_t lease_duration_ms) {
+    return SealBlocks(session, entries, SealOptions{.lease_duration_ms = lease_duration_ms});
+  }
   // Idempotent. Errors: InvalidArgument [STAGING_SLOT_INVALID], no such slot.
   absl::Status AbortBlocks(SessionId session, absl::Span<const int32_t> staging_slots);
 
@@ -198,12 +224,18 @@ class StoreEngine {
   // Writes the blocks that would be evicted next to disk, until spill_ahead_percent of each cache's
   // slots are free or can go without a wait. Computes. To be called every now and then.
   void SpillAhead();
+  // Makes room in tiers that are over their high watermark, down to the low one: demotes, and
+  // evicts what is on disk. To be called every now and then; a few hundred blocks at a time.
+  void KeepWatermarks();
   // Writes all blocks to disk. For a store that stops. Computes.
   void SpillAll();
 
   // ---- Looking after blocks: store_engine_admin.cc ----
-  // All or nothing. Errors: NotFound [BLOCK_NOT_FOUND]; ResourceExhausted [PIN_LIMIT].
-  absl::Status PinBlocks(SessionId session, absl::Span<const BlockKey> keys, bool pinned);
+  // All or nothing. ttl_ms 0: until it is unpinned; a pin that is there gets the new end.
+  // Errors: NotFound [BLOCK_NOT_FOUND]; ResourceExhausted [PIN_LIMIT], of the cache or the tenant;
+  // InvalidArgument [PIN_TTL_INVALID].
+  absl::Status PinBlocks(SessionId session, absl::Span<const BlockKey> keys, bool pinned,
+                         int64_t ttl_ms = 0);
   // Drops the blocks and those that depend on them, pinned or not, in memory and on disk; unknown
   // keys are passed over.
   // Returns how many went. Errors: FailedPrecondition [BLOCK_LEASED], nothing was dropped.
@@ -240,7 +272,14 @@ class StoreEngine {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<std::shared_ptr<Cache>> FindCache(CacheId cache) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Status MakeRoomForCache(const Now& now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Errors: ResourceExhausted [CACHE_LIMIT | MEMORY_LIMIT].
+  absl::Status MakeRoomForCache(const CacheSpec& spec, const Now& now)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::StatusOr<TenantIndex> TenantFor(const AttachRequest& request)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Of slabs and staging memory, as they are allotted.
+  int64_t MemoryBytes() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void ExpirePins(const Now& now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<int32_t> StagingSlotsFor(const AttachRequest& request, const CacheSpec& spec)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<int64_t> CheckLeaseDuration(int64_t lease_duration_ms) const;
@@ -256,10 +295,10 @@ class StoreEngine {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Gives every held block its device tier planes. Releases mutex_ while it computes. Returns how
   // many leading blocks are there; fewer than all when originals turned out damaged.
-  absl::StatusOr<size_t> PromoteHeld(const std::shared_ptr<Cache>& cache,
+  absl::StatusOr<size_t> PromoteHeld(const std::shared_ptr<Cache>& cache, TenantIndex tenant,
                                      const std::vector<BlockId>& held)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Status PromoteClaimed(const std::shared_ptr<Cache>& cache,
+  absl::Status PromoteClaimed(const std::shared_ptr<Cache>& cache, TenantIndex tenant,
                               const std::vector<BlockId>& claimed)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
@@ -293,37 +332,41 @@ class StoreEngine {
   // Adds the block, unless it is damaged or on disk already.
   void AddUnspilled(const Cache& cache, BlockId id, std::vector<BlockCheck>* blocks) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Those of the `count` blocks that go next that are not on disk yet.
-  std::vector<BlockCheck> NextToSpill(const Cache& cache, int32_t count) const
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Those of the `count` blocks that go next, for the tenant or (null) for any, that are not on
+  // disk yet.
+  std::vector<BlockCheck> NextToSpill(const Cache& cache, const TenantIndex* tenant,
+                                      int32_t count) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Checks the blocks and writes them; those with damaged originals are marked lost. Releases
   // mutex_ meanwhile; the blocks need not be held.
   void Spill(const std::shared_ptr<Cache>& cache, std::vector<BlockCheck>* blocks)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Writes those. Releases mutex_ meanwhile. False: nothing to write, or the disk does not take it.
-  bool SpillOldest(const std::shared_ptr<Cache>& cache, int32_t count)
+  bool SpillOldest(const std::shared_ptr<Cache>& cache, const TenantIndex* tenant, int32_t count)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Before `count` slots are taken: the blocks that will make room go to disk first. The caller
   // waits for that, which is the back-pressure on bursts. Releases mutex_ meanwhile.
-  void SpillForRoom(const std::shared_ptr<Cache>& cache, int32_t count)
+  void SpillForRoom(const std::shared_ptr<Cache>& cache, TenantIndex tenant, int32_t count)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Blocks from keys[first] on that are on disk, in a row, and may be published.
   std::vector<Restore> NextToRestore(const Cache& cache, absl::Span<const BlockKey> keys,
                                      size_t first) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Reads and publishes them, held, up to the first that fails; false when one did. Releases
   // mutex_.
-  bool RestoreBatch(const std::shared_ptr<Cache>& cache, std::vector<Restore>* batch,
-                    std::vector<BlockId>* held) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool RestoreBatch(const std::shared_ptr<Cache>& cache, TenantIndex tenant,
+                    std::vector<Restore>* batch, std::vector<BlockId>* held)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Goes on from a prefix that is held, with blocks from disk and from memory. Releases mutex_.
-  void RestoreAfter(const std::shared_ptr<Cache>& cache, absl::Span<const BlockKey> keys,
-                    std::vector<BlockId>* held) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void RestoreAfter(const std::shared_ptr<Cache>& cache, TenantIndex tenant,
+                    absl::Span<const BlockKey> keys, std::vector<BlockId>* held)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // The blocks after the last ones, of one cache; none at the end of a round.
   std::vector<BlockCheck> NextToScrub(int64_t max_bytes, std::shared_ptr<Cache>* cache)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  absl::Status StoreFull(const Cache& cache, SlabKind tier, int32_t needed) const
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Why `demand` was refused, and when to ask again: store_engine_refusal.cc
+  absl::Status Refused(const Cache& cache, const SlotDemand& demand,
+                       const SlotRefusal& refusal) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   BlockInfo InfoOf(const Cache& cache, BlockId id) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const KvStoreConfig config_;
@@ -340,6 +383,8 @@ class StoreEngine {
   int32_t scrub_block_ ABSL_GUARDED_BY(mutex_) = 0;
   // The blocks and slots inside are guarded too; their geometry is not.
   absl::btree_map<CacheId, std::shared_ptr<Cache>> caches_ ABSL_GUARDED_BY(mutex_);
+  TenantTable tenants_ ABSL_GUARDED_BY(mutex_);
+  std::vector<int32_t> tenant_sessions_ ABSL_GUARDED_BY(mutex_);  // by TenantIndex
   SessionTable sessions_ ABSL_GUARDED_BY(mutex_);
   LeaseTable leases_ ABSL_GUARDED_BY(mutex_);
 };

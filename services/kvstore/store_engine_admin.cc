@@ -3,6 +3,7 @@
 #include <limits>
 #include <utility>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -17,6 +18,7 @@ namespace {
 
 constexpr int32_t kPageSizeDefault = 100;
 constexpr int32_t kPageSizeMax = 1000;
+constexpr int64_t kPinTtlMsMax = int64_t{30} * 24 * 3'600'000;
 
 absl::Status BlockNotFound(const BlockKey& key) {
   return MakeError(absl::StatusCode::kNotFound, "BLOCK_NOT_FOUND",
@@ -46,16 +48,28 @@ absl::StatusOr<PageStart> ParsePageToken(absl::string_view token) {
 }  // namespace
 
 absl::Status StoreEngine::PinBlocks(SessionId session_id, absl::Span<const BlockKey> keys,
-                                    bool pinned) {
+                                    bool pinned, int64_t ttl_ms) {
   CERTKV_RETURN_IF_ERROR(CheckBatch(keys.size(), "block_keys"));
+  if (ttl_ms < 0 || ttl_ms > kPinTtlMsMax) {
+    return MakeError(absl::StatusCode::kInvalidArgument, "PIN_TTL_INVALID",
+                     absl::StrCat("ttl_ms is ", ttl_ms, ", must be in [1, ", kPinTtlMsMax,
+                                  "], or 0 for a pin until it is taken off"));
+  }
   Lock lock(this);
-  CERTKV_ASSIGN_OR_RETURN(Session * session, FindWorker(session_id, ReadClock(), "PinBlocks"));
+  const Now now = ReadClock();
+  ExpirePins(now);
+  CERTKV_ASSIGN_OR_RETURN(Session * session, FindWorker(session_id, now, "PinBlocks"));
+  Cache& cache = *session->cache;
   BlockIndex& index = session->cache->index();
+  absl::flat_hash_set<BlockId> named;
   absl::flat_hash_set<BlockId> changing;
+  absl::flat_hash_map<TenantIndex, int32_t> by_tenant;
   for (const BlockKey& key : keys) {
     const BlockId id = index.Find(key);
     if (id == BlockId::kNone) return BlockNotFound(key);
-    if (index.Get(id).pinned != pinned) changing.insert(id);
+    named.insert(id);
+    if (index.Get(id).pinned == pinned || !changing.insert(id).second) continue;
+    ++by_tenant[index.Get(id).tenant];
   }
   const int64_t limit =
       int64_t{session->cache->backing().slot_count()} * config_.pinned_percent_max / 100;
@@ -68,8 +82,30 @@ absl::Status StoreEngine::PinBlocks(SessionId session_id, absl::Span<const Block
                      " % of the cache's slots; unpin some or raise "
                      "pinned_percent_max"));
   }
-  for (const BlockId id : changing) index.SetPinned(id, pinned);
+  for (const auto& [tenant, count] : by_tenant) {
+    const TenantUse use = cache.UseOf(tenant);
+    const int64_t most = int64_t{use.backing.limit} * config_.pinned_percent_max / 100;
+    if (!pinned || use.pinned + count <= most) continue;
+    return MakeError(
+        absl::StatusCode::kResourceExhausted, "PIN_LIMIT",
+        absl::StrCat("tenant \"", tenants_.NameOf(tenant), "\" has ", use.pinned,
+                     " blocks pinned, ", count, " more would exceed ", most, ", which is ",
+                     config_.pinned_percent_max, " % of its ", use.backing.limit,
+                     " slots; unpin some or raise pinned_percent_max or the tenant's "
+                     "backing_limit"));
+  }
+  const int64_t end_ns = ttl_ms == 0 ? 0 : now.monotonic_ns + ttl_ms * 1'000'000;
+  for (const BlockId id : named) cache.SetPinned(id, pinned, end_ns);
   return absl::OkStatus();
+}
+
+void StoreEngine::ExpirePins(const Now& now) {
+  for (const auto& [cache_id, cache] : caches_) {
+    for (BlockId id = cache->FirstEndedPin(now.monotonic_ns); id != BlockId::kNone;
+         id = cache->FirstEndedPin(now.monotonic_ns)) {
+      cache->SetPinned(id, false);
+    }
+  }
 }
 
 absl::StatusOr<int32_t> StoreEngine::DropBlocks(SessionId session_id,
@@ -120,6 +156,12 @@ BlockInfo StoreEngine::InfoOf(const Cache& cache, BlockId id) const {
   info.cache = cache.id();
   info.lease_count = record.hold_count;
   info.pinned = record.pinned;
+  info.tenant = tenants_.NameOf(record.tenant);
+  info.priority = BlockPriority{record.priority};
+  const int64_t pin_end_ns = cache.PinEndOf(id);
+  if (pin_end_ns != 0) {
+    info.pin_expire_time_ms = clock_->NowMs() + (pin_end_ns - clock_->MonotonicNs()) / 1'000'000;
+  }
   info.lost = record.damaged;
   info.device_bytes = record.device.present() ? cache.device().layout().slot_bytes() : 0;
   info.original_bytes = cache.backing().layout().slot_bytes();

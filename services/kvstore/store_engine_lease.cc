@@ -1,6 +1,4 @@
 // Leases: lookup, promotion, renewal, release, expiry, and the reading of originals.
-#include <algorithm>
-#include <map>
 #include <utility>
 
 #include "absl/container/flat_hash_set.h"
@@ -135,12 +133,13 @@ absl::StatusOr<LeasedBlocks> StoreEngine::LookupAndLease(SessionId session_id,
   CERTKV_ASSIGN_OR_RETURN(Session * session, FindSession(session_id, ReadClock()));
   CERTKV_RETURN_IF_ERROR(CheckLeaseLimit(*session));
   const std::shared_ptr<Cache> cache = session->cache;
+  const TenantIndex tenant = session->tenant;
   std::vector<BlockId> held = FindPrefix(*cache, keys);
   for (const BlockId id : held) cache->index().Hold(id);
   const size_t resident_count = held.size();
-  RestoreAfter(cache, keys, &held);
+  RestoreAfter(cache, tenant, keys, &held);
   counters_.lookup_blocks_found += static_cast<int64_t>(held.size() - resident_count);
-  const absl::StatusOr<size_t> ready_count = PromoteHeld(cache, held);
+  const absl::StatusOr<size_t> ready_count = PromoteHeld(cache, tenant, held);
   const Now now = ReadClock();
   // The session may have ended, or taken other leases, while blocks were promoted.
   absl::StatusOr<Session*> still = FindSession(session_id, now);
@@ -157,6 +156,7 @@ absl::StatusOr<LeasedBlocks> StoreEngine::LookupAndLease(SessionId session_id,
 }
 
 absl::StatusOr<size_t> StoreEngine::PromoteHeld(const std::shared_ptr<Cache>& cache,
+                                                TenantIndex tenant,
                                                 const std::vector<BlockId>& held) {
   BlockIndex& index = cache->index();
   while (true) {
@@ -178,7 +178,7 @@ absl::StatusOr<size_t> StoreEngine::PromoteHeld(const std::shared_ptr<Cache>& ca
       }
     }
     if (!claimed.empty()) {
-      const absl::Status status = PromoteClaimed(cache, claimed);
+      const absl::Status status = PromoteClaimed(cache, tenant, claimed);
       // Damaged blocks were marked; the next round ends the prefix before them.
       if (!status.ok() && !absl::IsDataLoss(status)) return status;
       continue;
@@ -188,13 +188,13 @@ absl::StatusOr<size_t> StoreEngine::PromoteHeld(const std::shared_ptr<Cache>& ca
   }
 }
 
-absl::Status StoreEngine::PromoteClaimed(const std::shared_ptr<Cache>& cache,
+absl::Status StoreEngine::PromoteClaimed(const std::shared_ptr<Cache>& cache, TenantIndex tenant,
                                          const std::vector<BlockId>& claimed) {
-  const auto count = static_cast<int32_t>(claimed.size());
+  const SlotDemand demand{tenant, 0, static_cast<int32_t>(claimed.size())};
   SlotGrant grant;
-  SlabKind full_tier = SlabKind::kDevice;
-  if (!cache->TakeSlots(0, count, clock_->NowMs(), &grant, &full_tier)) {
-    return StoreFull(*cache, full_tier, count);
+  SlotRefusal refusal;
+  if (!cache->TakeSlots(demand, clock_->NowMs(), &grant, &refusal)) {
+    return Refused(*cache, demand, refusal);
   }
   std::vector<BlockWrite> writes(claimed.size());
   for (size_t i = 0; i < claimed.size(); ++i) {
@@ -212,10 +212,10 @@ absl::Status StoreEngine::PromoteClaimed(const std::shared_ptr<Cache>& cache,
   for (size_t i = 0; i < claimed.size(); ++i) {
     cache->index().SetPromoting(claimed[i], false);
     if (writes[i].digest_matches) {
-      cache->Promote(claimed[i], writes[i].device_slot, now_ms);
+      cache->Promote(claimed[i], grant, writes[i].device_slot, now_ms);
     } else {
       cache->MarkLost(claimed[i], now_ms);
-      cache->ReturnSlots(SlotGrant{{}, {writes[i].device_slot}});
+      cache->ReturnSlots(SlotGrant{tenant, {}, {writes[i].device_slot}});
     }
   }
   claims_changed_.SignalAll();
@@ -238,38 +238,6 @@ absl::Status StoreEngine::ReleaseLease(SessionId session_id, LeaseId id) {
   CERTKV_ASSIGN_OR_RETURN(Session * session, FindSession(session_id, ReadClock()));
   if (leases_.Find(id, session->id) != nullptr) DropLease(id, session);
   return absl::OkStatus();
-}
-
-absl::Status StoreEngine::StoreFull(const Cache& cache, SlabKind tier, int32_t needed) const {
-  constexpr size_t kWorkersNamedMax = 8;
-  std::map<std::string, absl::flat_hash_set<BlockId>> by_worker;
-  leases_.ForEach([&](const Lease& lease) {
-    mutex_.AssertHeld();
-    const absl::StatusOr<Session*> session = sessions_.Find(lease.session);
-    if (!session.ok() || (*session)->cache.get() != &cache) return;
-    by_worker[(*session)->worker_name].insert(lease.blocks.begin(), lease.blocks.end());
-  });
-  std::vector<std::pair<size_t, std::string>> holders;
-  for (const auto& [name, blocks] : by_worker) holders.emplace_back(blocks.size(), name);
-  std::sort(holders.rbegin(), holders.rend());
-  std::string who;
-  for (size_t i = 0; i < std::min(holders.size(), kWorkersNamedMax); ++i) {
-    absl::StrAppend(&who, i == 0 ? " (" : ", ", holders[i].second, ": ", holders[i].first);
-  }
-  if (holders.size() > kWorkersNamedMax) {
-    absl::StrAppend(&who, ", and ", holders.size() - kWorkersNamedMax, " more workers");
-  }
-  if (!who.empty()) who += ")";
-  const bool is_device = tier == SlabKind::kDevice;
-  const SlotPool& pool = is_device ? cache.device() : cache.backing();
-  return MakeError(
-      absl::StatusCode::kResourceExhausted, "STORE_FULL",
-      absl::StrCat(is_device ? "device" : "backing", " tier of cache ",
-                   static_cast<int64_t>(cache.id()), " has ", pool.slot_count(), " slots, ",
-                   pool.free_count(), " free, needed ", needed, "; ", cache.index().held_count(),
-                   " of its ", cache.index().size(), " blocks are leased", who, " and ",
-                   cache.index().pinned_count(), " pinned; release leases or raise ",
-                   is_device ? "device_memory" : "backing_memory"));
 }
 
 }  // namespace certkv::kvstore

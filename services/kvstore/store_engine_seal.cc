@@ -5,6 +5,7 @@
 #include "kernels/core/check.h"
 #include "kernels/core/limits.h"
 #include "kernels/core/status.h"
+#include "services/common/retry_delay.h"
 #include "services/kvstore/batch_checks.h"
 #include "services/kvstore/seal_plan.h"
 #include "services/kvstore/store_engine.h"
@@ -45,20 +46,22 @@ absl::Status StoreEngine::AbortBlocks(SessionId session_id,
 
 absl::StatusOr<LeasedBlocks> StoreEngine::SealBlocks(SessionId session_id,
                                                      absl::Span<const SealEntry> entries,
-                                                     int64_t lease_duration_ms) {
+                                                     const SealOptions& options) {
   CERTKV_RETURN_IF_ERROR(CheckBatch(entries.size(), "entries"));
-  const absl::StatusOr<int64_t> duration_ms = CheckLeaseDuration(lease_duration_ms);
+  const absl::StatusOr<int64_t> duration_ms = CheckLeaseDuration(options.lease_duration_ms);
   Lock lock(this);
   SealPlan plan;
+  plan.priority = options.priority;
   absl::Status status = duration_ms.status();
   if (status.ok() && spill_ != nullptr) {
     const absl::StatusOr<Session*> session = sessions_.Find(session_id);
     if (session.ok()) {
       const std::shared_ptr<Cache> cache = (*session)->cache;
-      SpillForRoom(cache, static_cast<int32_t>(entries.size()));
+      SpillForRoom(cache, (*session)->tenant, static_cast<int32_t>(entries.size()));
     }
   }
   if (status.ok()) status = BeginSeal(session_id, entries, &plan);
+  if (!status.ok() && options.keep_slots_for_retry && RetryDelayMsOf(status) > 0) return status;
   if (!status.ok()) {
     // The slots are freed, so that a worker may forget a call that failed.
     const absl::StatusOr<Session*> session = sessions_.Find(session_id);
@@ -102,17 +105,15 @@ absl::Status StoreEngine::ClaimForSeal(SealPlan* plan) {
   // Held first, so that making room for the others does not take these.
   for (const BlockId id : plan->held) cache.index().Hold(id);
   for (const BlockId id : plan->held_parents) cache.index().Hold(id);
-  int32_t backing_count = 0;
-  int32_t device_count = 0;
+  SlotDemand demand{plan->tenant, 0, 0};
   for (const SealPlan::Item& item : plan->items) {
     if (item.action == SealAction::kShare) continue;
-    ++device_count;
-    if (item.action != SealAction::kPromote) ++backing_count;
+    ++demand.device_count;
+    if (item.action != SealAction::kPromote) ++demand.backing_count;
   }
-  SlabKind full_tier = SlabKind::kDevice;
-  if (!cache.TakeSlots(backing_count, device_count, clock_->NowMs(), &plan->grant, &full_tier)) {
-    const absl::Status full =
-        StoreFull(cache, full_tier, full_tier == SlabKind::kDevice ? device_count : backing_count);
+  SlotRefusal refusal;
+  if (!cache.TakeSlots(demand, clock_->NowMs(), &plan->grant, &refusal)) {
+    const absl::Status full = Refused(cache, demand, refusal);
     Unhold(&cache, plan->held);
     Unhold(&cache, plan->held_parents);
     return full;
@@ -167,17 +168,20 @@ absl::StatusOr<LeasedBlocks> StoreEngine::PublishSeal(SealPlan* plan, int64_t du
     if (item.write < 0) continue;
     const BlockWrite& write = plan->writes[item.write];
     if (item.action == SealAction::kPromote) {
-      cache.Promote(item.block, write.device_slot, now.epoch_ms);
+      cache.Promote(item.block, plan->grant, write.device_slot, now.epoch_ms);
       continue;
     }
-    const Cache::NewBlock block{item.entry.key, cache.index().Find(item.entry.parent),
-                                write.backing_slot, write.device_slot, write.originals_digest};
+    const Cache::NewBlock block{item.entry.key,         cache.index().Find(item.entry.parent),
+                                write.backing_slot,     write.device_slot,
+                                write.originals_digest, plan->tenant,
+                                plan->priority};
     if (item.action == SealAction::kReplace) {
       cache.Replace(item.block, block, now.epoch_ms);
     } else {
       blocks.back() = cache.Publish(block, now.epoch_ms);
     }
   }
+  for (const BlockId id : blocks) cache.index().RaisePriority(id, plan->priority);
   ReleaseClaims(plan);
   Unhold(&cache, plan->held_parents);
   counters_.blocks_shared += shared_count;

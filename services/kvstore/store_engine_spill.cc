@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "absl/container/flat_hash_set.h"
 #include "kernels/core/status.h"
 #include "services/kvstore/block_checker.h"
 #include "services/kvstore/block_payload.h"
@@ -31,37 +30,17 @@ void StoreEngine::AddUnspilled(const Cache& cache, BlockId id,
   blocks->push_back(block);
 }
 
-std::vector<BlockCheck> StoreEngine::NextToSpill(const Cache& cache, int32_t count) const {
-  // In the order of eviction, about: leaves, and blocks whose children are among them; those that
-  // lookups have not found again first. A few more than `count` are looked at, because a parent
-  // that is older than its children waits for them.
+std::vector<BlockCheck> StoreEngine::NextToSpill(const Cache& cache, const TenantIndex* tenant,
+                                                 int32_t count) const {
   std::vector<BlockCheck> next;
-  absl::flat_hash_set<BlockId> going;
-  const BlockIndex& index = cache.index();
-  const bool by_reuse = config_.eviction == EvictionPolicy::kReuse;
-  for (const bool reused_too : {false, true}) {
-    if (!by_reuse && !reused_too) continue;
-    int64_t steps = int64_t{4} * count + 64;
-    for (BlockId id = index.OldestInOrder();
-         id != BlockId::kNone && steps > 0 && static_cast<int32_t>(going.size()) < count;
-         id = index.NewerInOrder(id), --steps) {
-      const BlockRecord& record = index.Get(id);
-      bool goes = !going.contains(id) && (reused_too || record.reuse_count == 0);
-      for (BlockId child = record.first_child; child != BlockId::kNone && goes;
-           child = index.Get(child).next_sibling) {
-        goes = going.contains(child);
-      }
-      if (!goes) continue;
-      going.insert(id);
-      AddUnspilled(cache, id, &next);
-    }
-  }
+  for (const BlockId id : cache.PreviewEvictions(tenant, count)) AddUnspilled(cache, id, &next);
   return next;
 }
 
-bool StoreEngine::SpillOldest(const std::shared_ptr<Cache>& cache, int32_t count) {
+bool StoreEngine::SpillOldest(const std::shared_ptr<Cache>& cache, const TenantIndex* tenant,
+                              int32_t count) {
   if (spill_ == nullptr || !spill_->CanWrite()) return false;
-  std::vector<BlockCheck> blocks = NextToSpill(*cache, count);
+  std::vector<BlockCheck> blocks = NextToSpill(*cache, tenant, count);
   if (blocks.empty()) return false;
   Spill(cache, &blocks);
   return true;
@@ -98,10 +77,14 @@ void StoreEngine::Spill(const std::shared_ptr<Cache>& cache, std::vector<BlockCh
   }
 }
 
-void StoreEngine::SpillForRoom(const std::shared_ptr<Cache>& cache, int32_t count) {
-  for (int32_t missing = count - cache->backing().free_count(); missing > 0;
+void StoreEngine::SpillForRoom(const std::shared_ptr<Cache>& cache, TenantIndex tenant,
+                               int32_t count) {
+  // A tenant at its limit makes room among its own blocks while others' slots are free.
+  const TierShare use = cache->UseOf(tenant).backing;
+  const int32_t over = use.used + count - use.limit;
+  for (int32_t missing = std::max(count - cache->backing().free_count(), over); missing > 0;
        missing -= kSpillBatch) {
-    if (!SpillOldest(cache, std::min(missing, kSpillBatch))) return;
+    if (!SpillOldest(cache, &tenant, std::min(missing, kSpillBatch))) return;
   }
 }
 
@@ -117,7 +100,27 @@ void StoreEngine::SpillAhead() {
     for (int64_t done = 0; done < missing; done += kSpillBatch) {
       // What is on disk already counts: the walk begins at the oldest again.
       const auto count = static_cast<int32_t>(std::min<int64_t>(done + kSpillBatch, missing));
-      if (!SpillOldest(cache, count) && count == missing) break;
+      if (!SpillOldest(cache, nullptr, count) && count == missing) break;
+    }
+  }
+}
+
+void StoreEngine::KeepWatermarks() {
+  constexpr int32_t kBlocksPerLock = 256;
+  Lock lock(this);
+  const int64_t now_ms = clock_->NowMs();
+  for (const auto& [id, cache] : caches_) {
+    const auto share = [](const SlotPool& pool, int32_t percent) {
+      return static_cast<int32_t>(int64_t{pool.slot_count()} * percent / 100);
+    };
+    const auto used = [](const SlotPool& pool) { return pool.slot_count() - pool.free_count(); };
+    if (used(cache->device()) > share(cache->device(), config_.watermark_high_percent)) {
+      cache->DemoteDownTo(share(cache->device(), config_.watermark_low_percent), kBlocksPerLock,
+                          now_ms);
+    }
+    if (used(cache->backing()) > share(cache->backing(), config_.watermark_high_percent)) {
+      cache->SpillDownTo(share(cache->backing(), config_.watermark_low_percent), kBlocksPerLock,
+                         now_ms);
     }
   }
 }
@@ -161,12 +164,12 @@ std::vector<StoreEngine::Restore> StoreEngine::NextToRestore(const Cache& cache,
   return next;
 }
 
-bool StoreEngine::RestoreBatch(const std::shared_ptr<Cache>& cache, std::vector<Restore>* batch,
-                               std::vector<BlockId>* held) {
+bool StoreEngine::RestoreBatch(const std::shared_ptr<Cache>& cache, TenantIndex tenant,
+                               std::vector<Restore>* batch, std::vector<BlockId>* held) {
   auto count = static_cast<int32_t>(batch->size());
   SlotGrant grant;
-  SlabKind full_tier = SlabKind::kDevice;
-  while (!cache->TakeSlots(count, count, clock_->NowMs(), &grant, &full_tier)) {
+  SlotRefusal refusal;
+  while (!cache->TakeSlots({tenant, count, count}, clock_->NowMs(), &grant, &refusal)) {
     if (count == 1) return false;
     count /= 2;  // as much of the chain as fits
   }
@@ -198,20 +201,23 @@ bool StoreEngine::RestoreBatch(const std::shared_ptr<Cache>& cache, std::vector<
     cache->claimed_keys().erase(restore.block.key);
     all_done = all_done && restore.done;
     if (!all_done) {  // what comes after a gap has no parent
-      cache->ReturnSlots({{restore.write.backing_slot}, {restore.write.device_slot}});
+      cache->ReturnSlots({tenant, {restore.write.backing_slot}, {restore.write.device_slot}});
       continue;
     }
-    const Cache::NewBlock block{restore.block.key, cache->index().Find(restore.block.parent),
-                                restore.write.backing_slot, restore.write.device_slot,
-                                restore.block.originals_digest};
+    const Cache::NewBlock block{restore.block.key,
+                                cache->index().Find(restore.block.parent),
+                                restore.write.backing_slot,
+                                restore.write.device_slot,
+                                restore.block.originals_digest,
+                                tenant};
     held->push_back(cache->Restore(block, restore.block.seal_time_ms, now_ms));
   }
   claims_changed_.SignalAll();
   return all_done;
 }
 
-void StoreEngine::RestoreAfter(const std::shared_ptr<Cache>& cache, absl::Span<const BlockKey> keys,
-                               std::vector<BlockId>* held) {
+void StoreEngine::RestoreAfter(const std::shared_ptr<Cache>& cache, TenantIndex tenant,
+                               absl::Span<const BlockKey> keys, std::vector<BlockId>* held) {
   if (spill_ == nullptr) return;
   const int64_t deadline_ns = clock_->MonotonicNs() + config_.spill_wait_ms * 1'000'000;
   while (held->size() < keys.size() && clock_->MonotonicNs() <= deadline_ns) {
@@ -229,10 +235,10 @@ void StoreEngine::RestoreAfter(const std::shared_ptr<Cache>& cache, absl::Span<c
     }
     const size_t wanted = NextToRestore(*cache, keys, first).size();
     if (wanted == 0) return;
-    SpillForRoom(cache, static_cast<int32_t>(wanted));  // others may have come meanwhile
+    SpillForRoom(cache, tenant, static_cast<int32_t>(wanted));  // others may have come meanwhile
     std::vector<Restore> batch = NextToRestore(*cache, keys, first);
     if (batch.empty()) continue;
-    if (!RestoreBatch(cache, &batch, held)) return;
+    if (!RestoreBatch(cache, tenant, &batch, held)) return;
   }
 }
 

@@ -25,6 +25,7 @@ struct FakeDisk {
   bool is_full = false;
   int recover_count = 0;
   std::function<void()> on_get = [] {};
+  std::function<void()> on_put = [] {};
 };
 
 class FakeSpillStore final : public kvstore::SpillStore {
@@ -40,6 +41,7 @@ class FakeSpillStore final : public kvstore::SpillStore {
   absl::Status Put(const SpecDigest& spec, absl::Span<const uint8_t> payload,
                    kvstore::SpilledBlock* block) override {
     absl::MutexLock lock(&disk_->mutex);
+    disk_->on_put();
     if (disk_->is_full) return Full();
     block->payload_bytes = static_cast<int64_t>(payload.size());
     disk_->files[{spec, block->key}] = {*block, {payload.begin(), payload.end()}};

@@ -148,10 +148,11 @@ StoreHarness::StoreHarness(const StoreShape& shape, const CacheSpec& spec)
   cache = registered->cache;
 }
 
-StoreHarness::Worker StoreHarness::Attach(const std::string& name, int32_t staging_slots) {
+StoreHarness::Worker StoreHarness::Attach(const std::string& name, int32_t staging_slots,
+                                          const std::string& tenant) {
   const auto role =
       staging_slots > 0 ? kvstore::SessionRole::kWorker : kvstore::SessionRole::kReader;
-  auto attached = engine.AttachWorker({cache, name, role, staging_slots});
+  auto attached = engine.AttachWorker({cache, name, role, staging_slots, tenant});
   CERTKV_CHECK(attached.ok(), "a worker of a test is attached");
   auto slabs = engine.ConnectSession(attached->fd_token);
   CERTKV_CHECK(slabs.ok(), "a worker of a test is connected");

@@ -67,7 +67,8 @@ class StoreHarness {
   explicit StoreHarness(const StoreShape& shape = {}, const CacheSpec& spec = TinySpec());
 
   // Attaches and connects a worker, or (staging_slots 0) a reader.
-  Worker Attach(const std::string& name, int32_t staging_slots = 16);
+  Worker Attach(const std::string& name, int32_t staging_slots = 16,
+                const std::string& tenant = "");
   // Reserves, fills and names blocks [first, first + count) of a chain; not sealed yet.
   std::vector<kvstore::SealEntry> Write(Worker& worker, int32_t chain, int32_t first,
                                         int32_t count);
