@@ -239,6 +239,39 @@ json TenantsOf(const certkv::kvstore::v1::CacheStats& cache, Table* table) {
   return list;
 }
 
+Table MakeTenantTable() {
+  Table table;
+  for (const char* title : {"cache", "tenant"}) table.AddColumn(title, Table::Align::kLeft);
+  for (const char* title :
+       {"device used", "guaranteed", "limit", "backing used", "guaranteed", "limit", "pinned"}) {
+    table.AddColumn(title);
+  }
+  return table;
+}
+
+void AddMemoryAndDisk(const certkv::kvstore::v1::Stats& stats, json* data, std::string* text) {
+  (*data)["memory_bytes"] = stats.memory_bytes();
+  (*data)["memory_limit_bytes"] = stats.memory_limit_bytes();
+  absl::StrAppend(text, "memory ", FormatBytes(stats.memory_bytes()),
+                  stats.memory_limit_bytes() > 0
+                      ? absl::StrCat(" of ", FormatBytes(stats.memory_limit_bytes()))
+                      : "",
+                  "\n");
+  if (stats.has_spill()) {
+    const auto& spill = stats.spill();
+    const bool works = spill.state() == certkv::kvstore::v1::SPILL_STATE_WORKS;
+    (*data)["spill"] = {{"state", works ? "WORKS" : "DEGRADED"},
+                        {"error", spill.error()},
+                        {"blocks", spill.blocks()},
+                        {"bytes", spill.bytes()},
+                        {"write_errors", spill.write_errors()},
+                        {"slow_calls", spill.slow_calls()}};
+    absl::StrAppend(text, "disk ", works ? "WORKS" : "DEGRADED", ", ", FormatCount(spill.blocks()),
+                    " blocks, ", FormatBytes(spill.bytes()), spill.error().empty() ? "" : ": ",
+                    spill.error(), "\n");
+  }
+}
+
 absl::Status Stats(const GlobalOptions& global) {
   StoreClient store(client::ResolveTargets(global.services));
   CERTKV_ASSIGN_OR_RETURN(const auto stats, store.GetStats());
@@ -249,12 +282,7 @@ absl::Status Stats(const GlobalOptions& global) {
        {"device slots", "backing slots", "leased", "pinned", "quantized", "original"}) {
     table.AddColumn(title);
   }
-  Table tenants;
-  for (const char* title : {"cache", "tenant"}) tenants.AddColumn(title, Table::Align::kLeft);
-  for (const char* title :
-       {"device used", "guaranteed", "limit", "backing used", "guaranteed", "limit", "pinned"}) {
-    tenants.AddColumn(title);
-  }
+  Table tenants = MakeTenantTable();
   json data = {{"caches", json::array()}};
   for (const auto& cache : stats.caches()) {
     const int64_t device = cache.device_slots_used() * cache.device_slot_bytes();
@@ -295,26 +323,7 @@ absl::Status Stats(const GlobalOptions& global) {
     data[name] = value;
     absl::StrAppend(&text, name, " ", FormatCount(value), "\n");
   }
-  data["memory_bytes"] = stats.memory_bytes();
-  data["memory_limit_bytes"] = stats.memory_limit_bytes();
-  absl::StrAppend(&text, "memory ", FormatBytes(stats.memory_bytes()),
-                  stats.memory_limit_bytes() > 0
-                      ? absl::StrCat(" of ", FormatBytes(stats.memory_limit_bytes()))
-                      : "",
-                  "\n");
-  if (stats.has_spill()) {
-    const auto& spill = stats.spill();
-    const bool works = spill.state() == certkv::kvstore::v1::SPILL_STATE_WORKS;
-    data["spill"] = {{"state", works ? "WORKS" : "DEGRADED"},
-                     {"error", spill.error()},
-                     {"blocks", spill.blocks()},
-                     {"bytes", spill.bytes()},
-                     {"write_errors", spill.write_errors()},
-                     {"slow_calls", spill.slow_calls()}};
-    absl::StrAppend(&text, "disk ", works ? "WORKS" : "DEGRADED", ", ", FormatCount(spill.blocks()),
-                    " blocks, ", FormatBytes(spill.bytes()), spill.error().empty() ? "" : ": ",
-                    spill.error(), "\n");
-  }
+  AddMemoryAndDisk(stats, &data, &text);
   Print(global, data, text);
   return absl::OkStatus();
 }

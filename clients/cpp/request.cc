@@ -2,18 +2,15 @@
 
 #include <unistd.h>
 
-#include <algorithm>
-#include <deque>
-#include <random>
 #include <thread>
 #include <utility>
-#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "certkv/gate/v1/gate.grpc.pb.h"
+#include "clients/cpp/report_book.h"
 #include "clients/cpp/rpc.h"
 #include "clients/cpp/stream_watchdog.h"
 #include "kernels/core/limits.h"
@@ -27,8 +24,6 @@ namespace {
 
 namespace v1 = certkv::gate::v1;
 
-constexpr int32_t kBatchesWaitingMax = 64;
-constexpr int32_t kSlicesReturnableMax = 7;      // and the lease in use: 8, as at gate
 constexpr int32_t kCertificatesPerBatch = 4096;  // about 300 KB on the wire
 const absl::Duration kReconnectBackoff = absl::Milliseconds(100);
 const absl::Duration kCloseOnDestruction = absl::Seconds(1);
@@ -57,11 +52,37 @@ RiskSummary SummaryFromProto(const v1::RequestRisk& risk) {
   return summary;
 }
 
-PolicyLease ExactLease(const std::string& request) {
-  PolicyLease lease;
-  lease.request = request;
-  lease.read_mode = ReadMode::kExact;
-  return lease;
+// One batch on the wire.
+v1::ReportRequest ReportToProto(const std::string& name, int64_t reporter_id,
+                                const OutgoingReport& report) {
+  v1::ReportRequest batch;
+  batch.set_request(name);
+  batch.set_reporter_id(reporter_id);
+  batch.set_batch_number(report.batch_number);
+  batch.set_lease_id(report.lease_id);
+  for (const ReadCertificate& certificate : report.certificates) {
+    *batch.add_certificates() = ReadCertificateToProto(certificate);
+  }
+  batch.set_failed_read_count(report.failed_read_count);
+  for (const SpentSlice& returned : report.returned) {
+    v1::ReturnedSlice* slice = batch.add_returned_slices();
+    slice->set_lease_id(returned.lease_id);
+    slice->set_spent(returned.spent);
+  }
+  batch.set_is_last(report.is_last);
+  return batch;
+}
+
+// A lease that is malformed is none.
+ReportAnswer AnswerFromProto(const v1::ReportResponse& response) {
+  ReportAnswer answer;
+  answer.batch_number = response.batch_number();
+  answer.release = response.directive().action() == v1::DIRECTIVE_ACTION_RELEASE;
+  answer.force_exact = response.directive().action() == v1::DIRECTIVE_ACTION_FORCE_EXACT;
+  if (!response.has_lease()) return answer;
+  absl::StatusOr<PolicyLease> lease = PolicyLeaseFromProto(response.lease());
+  if (lease.ok()) answer.lease = *std::move(lease);
+  return answer;
 }
 
 class UngovernedRequest final : public Request {
@@ -84,13 +105,7 @@ class UngovernedRequest final : public Request {
   const std::string name_;
 };
 
-// Invariants:
-//  1. Batches are acknowledged in order; the front of `waiting_` is the one that is (re)sent.
-//  2. The lease only moves forward in `sequence`.
-//  3. Once gate has said RELEASE, or certificates could not be kept for it, every lease given out
-//     is exact, and Close() says so.
-//  4. `account_` is that of `lease_`; the accounts of leases before it are in `retired_` until they
-//     are returned.
+// What a ReportBook says is done on a thread of its own: one batch after the other over one stream.
 class GovernedRequest final : public Request {
  public:
   GovernedRequest(const Options& options, PolicyLease lease)
@@ -99,8 +114,7 @@ class GovernedRequest final : public Request {
         reporter_id_(RandomId()),
         stub_(v1::Gate::NewStub(MakeChannel(options.gate_target))),
         lease_duration_ms_(std::max<int64_t>(lease.expire_time_ms - NowMs(), 100)),
-        lease_(std::move(lease)),
-        account_(std::make_shared<SliceAccount>(lease_)),
+        book_(std::move(lease)),
         thread_([this] { Run(); }) {}
 
   ~GovernedRequest() override {
@@ -113,23 +127,14 @@ class GovernedRequest final : public Request {
   }
 
   std::string traceparent() const override { return options_.traceparent; }
-  PolicyLease CurrentLease() override {
-    absl::MutexLock lock(&mutex_);
-    return UsableLease();
-  }
+  PolicyLease CurrentLease() override { return UseLease().lease; }
   LeaseInUse UseLease() override {
     absl::MutexLock lock(&mutex_);
-    LeaseInUse use{UsableLease(), nullptr};
-    if (use.lease.lease_id != 0) use.account = account_;
-    return use;
+    return book_.UseLease(NowMs());
   }
   void AbandonSlice(int64_t lease_id) override {
     absl::MutexLock lock(&mutex_);
-    if (account_ != nullptr && account_->lease_id() == lease_id && account_->has_slice()) {
-      account_->Close();
-      retired_.push_back(std::move(account_));
-      account_ = nullptr;
-    }
+    book_.AbandonSlice(lease_id);
   }
 
   void Report(absl::Span<const ReadCertificate> certificates, int64_t failed_read_count) override;
@@ -145,24 +150,14 @@ class GovernedRequest final : public Request {
     std::unique_ptr<grpc::ClientReaderWriter<v1::ReportRequest, v1::ReportResponse>> calls;
   };
 
-  PolicyLease UsableLease() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    const bool usable = !released_ && !incomplete_ && !closing_ && account_ != nullptr &&
-                        NowMs() < lease_.expire_time_ms;
-    return usable ? lease_ : ExactLease(name_);
-  }
   bool HasWork() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    const bool wants_lease = account_ == nullptr && !released_ && !closing_;
-    return stopping_ || !waiting_.empty() || wants_lease;
+    return stopping_ || book_.Front() != nullptr || book_.wants_lease();
   }
   bool HasRoom() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    return stopping_ || waiting_.size() < kBatchesWaitingMax;
+    return stopping_ || book_.HasRoom();
   }
-  bool IsDrained() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return waiting_.empty(); }
+  bool IsDrained() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return book_.Front() == nullptr; }
 
-  void TakeLease(PolicyLease lease) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Queues a batch without certificates, which renews the lease and returns the slices of retired
-  // accounts that no read uses any more. The last one returns all, and asks for no lease.
-  void QueueRenewal(bool is_last) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status FlushWithin(absl::Duration timeout);
   absl::StatusOr<RiskSummary> CloseWithin(absl::Duration timeout);
   void Run();
@@ -178,15 +173,8 @@ class GovernedRequest final : public Request {
   StreamWatchdog watchdog_;
 
   absl::Mutex mutex_;
-  PolicyLease lease_ ABSL_GUARDED_BY(mutex_);
-  std::shared_ptr<SliceAccount> account_ ABSL_GUARDED_BY(mutex_);  // null: abandoned
-  std::vector<std::shared_ptr<SliceAccount>> retired_ ABSL_GUARDED_BY(mutex_);
-  bool closing_ ABSL_GUARDED_BY(mutex_) = false;
-  bool released_ ABSL_GUARDED_BY(mutex_) = false;
-  bool incomplete_ ABSL_GUARDED_BY(mutex_) = false;
+  ReportBook book_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
-  int64_t next_batch_ ABSL_GUARDED_BY(mutex_) = 1;
-  std::deque<v1::ReportRequest> waiting_ ABSL_GUARDED_BY(mutex_);
   std::thread thread_;  // last: it uses the others
 };
 
@@ -195,22 +183,13 @@ void GovernedRequest::Report(absl::Span<const ReadCertificate> certificates,
   do {
     const auto part = certificates.subspan(0, kCertificatesPerBatch);
     certificates.remove_prefix(part.size());
-    v1::ReportRequest batch;
-    batch.set_request(name_);
-    batch.set_reporter_id(reporter_id_);
-    for (const ReadCertificate& certificate : part) {
-      *batch.add_certificates() = ReadCertificateToProto(certificate);
-    }
-    batch.set_failed_read_count(std::exchange(failed_read_count, 0));
     absl::MutexLock lock(&mutex_);
     if (!mutex_.AwaitWithTimeout(absl::Condition(this, &GovernedRequest::HasRoom),
                                  absl::Milliseconds(options_.rpc_timeout_ms))) {
-      incomplete_ = true;  // gate is gone for longer than we can keep its certificates
+      book_.NoteLoss();  // gate is gone for longer than we can keep its certificates
       return;
     }
-    batch.set_batch_number(next_batch_++);
-    batch.set_lease_id(lease_.lease_id);
-    waiting_.push_back(std::move(batch));
+    book_.AddReport(part, std::exchange(failed_read_count, 0));
   } while (!certificates.empty());
 }
 
@@ -222,53 +201,8 @@ bool GovernedRequest::Exchange(Stream& stream, const v1::ReportRequest& batch) {
     if (!stream.calls->Write(batch) || !stream.calls->Read(&response)) return false;
   }
   absl::MutexLock lock(&mutex_);
-  if (response.directive().action() == v1::DIRECTIVE_ACTION_RELEASE) released_ = true;
-  if (response.has_lease()) {
-    absl::StatusOr<PolicyLease> lease = PolicyLeaseFromProto(response.lease());
-    if (lease.ok() && lease->sequence >= lease_.sequence) {
-      TakeLease(*std::move(lease));
-      if (response.directive().action() == v1::DIRECTIVE_ACTION_FORCE_EXACT) {
-        lease_.read_mode = ReadMode::kExact;
-      }
-    }
-  }
-  if (!waiting_.empty() && waiting_.front().batch_number() == response.batch_number()) {
-    waiting_.pop_front();
-  }
+  book_.TakeAnswer(AnswerFromProto(response));
   return true;
-}
-
-void GovernedRequest::TakeLease(PolicyLease lease) {
-  const bool is_new = lease.lease_id != lease_.lease_id;
-  lease_ = std::move(lease);
-  if (!is_new) return;
-  if (account_ != nullptr && account_->has_slice()) retired_.push_back(std::move(account_));
-  // Gate keeps no more of them returnable either; what an older one did not spend stays spent.
-  if (retired_.size() > kSlicesReturnableMax) retired_.erase(retired_.begin());
-  account_ = std::make_shared<SliceAccount>(lease_);
-}
-
-void GovernedRequest::QueueRenewal(bool is_last) {
-  v1::ReportRequest batch;
-  batch.set_request(name_);
-  batch.set_reporter_id(reporter_id_);
-  batch.set_batch_number(next_batch_++);
-  batch.set_lease_id(lease_.lease_id);
-  batch.set_is_last(is_last);
-  if (is_last && account_ != nullptr && account_->has_slice()) retired_.push_back(account_);
-  // Nobody gets a reference to a retired account any more, so that the last user is this vector. A
-  // read that still runs under a closed account finds that it cannot spend, and is exact.
-  const auto ends = std::partition(
-      retired_.begin(), retired_.end(), [this, is_last](const std::shared_ptr<SliceAccount>& one) {
-        return !is_last && one.use_count() > 1 && one->lease_id() != lease_.lease_id;
-      });
-  for (auto account = ends; account != retired_.end(); ++account) {
-    v1::ReturnedSlice* slice = batch.add_returned_slices();
-    slice->set_lease_id((*account)->lease_id());
-    slice->set_spent((*account)->Close());
-  }
-  retired_.erase(ends, retired_.end());
-  waiting_.push_back(std::move(batch));
 }
 
 void GovernedRequest::Run() {
@@ -280,11 +214,11 @@ void GovernedRequest::Run() {
       mutex_.AwaitWithTimeout(absl::Condition(this, &GovernedRequest::HasWork),
                               absl::Milliseconds(lease_duration_ms_ / 3));
       if (stopping_) break;
-      if (waiting_.empty()) {
-        if (closing_) continue;  // the last batch was acknowledged
-        QueueRenewal(/*is_last=*/false);
+      if (book_.Front() == nullptr) {
+        if (book_.is_closing()) continue;  // the last batch was acknowledged
+        book_.QueueRenewal(/*is_last=*/false);
       }
-      batch = waiting_.front();
+      batch = ReportToProto(name_, reporter_id_, *book_.Front());
     }
     if (stream == nullptr) {
       stream = std::make_unique<Stream>();
@@ -307,11 +241,11 @@ absl::Status GovernedRequest::FlushWithin(absl::Duration timeout) {
   if (!mutex_.AwaitWithTimeout(absl::Condition(this, &GovernedRequest::IsDrained), timeout)) {
     return MakeError(
         absl::StatusCode::kDeadlineExceeded, "REPORT_TIMEOUT",
-        absl::StrCat(waiting_.size(), " batches of ", name_, " are not acknowledged by gate after ",
-                     absl::FormatDuration(timeout),
+        absl::StrCat(book_.waiting_count(), " batches of ", name_,
+                     " are not acknowledged by gate after ", absl::FormatDuration(timeout),
                      "; they are sent again while the request is open"));
   }
-  if (!incomplete_) return absl::OkStatus();
+  if (!book_.is_incomplete()) return absl::OkStatus();
   return MakeError(absl::StatusCode::kUnavailable, "LEDGER_INCOMPLETE",
                    absl::StrCat("gate was unreachable for so long that certificates of ", name_,
                                 " were lost; its reads were exact since"));
@@ -333,7 +267,7 @@ absl::StatusOr<RiskSummary> GovernedRequest::CloseWithin(absl::Duration timeout)
   closed_ = true;
   {
     absl::MutexLock lock(&mutex_);
-    if (!std::exchange(closing_, true)) QueueRenewal(/*is_last=*/true);
+    book_.Close();
   }
   CERTKV_RETURN_IF_ERROR(FlushWithin(timeout));
   v1::CloseRequestRequest request;

@@ -11,7 +11,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "clients/cpp/options.h"
-#include "clients/cpp/slice_account.h"
+#include "clients/cpp/report_book.h"
 #include "kernels/core/policy.h"
 
 namespace certkv::client {
@@ -25,12 +25,6 @@ struct RequestOptions {
   // W3C trace context of the request's calls to gate and certifier, into their logs and those of
   // the store; "" or what is no traceparent = a new one.
   std::string traceparent;
-};
-
-// A lease and the account of its slice, to be held while a read under it runs.
-struct LeaseInUse {
-  PolicyLease lease;
-  std::shared_ptr<SliceAccount> account;  // null when lease.lease_id is 0
 };
 
 // What gate knows of a request's risk; see RequestRisk in proto/certkv/gate/v1/gate.proto.

@@ -55,6 +55,7 @@ class SystemPressureTest : public SystemTest {
     options.tenant = tenant;
     options.worker_name = "worker-of-" + tenant;
     options.pressure_wait_ms = pressure_wait_ms;
+    options.staging_slot_count = 16;
     auto worker = client::Worker::Attach(options, SmallSpec());
     EXPECT_TRUE(worker.ok()) << worker.status();
     return worker.ok() ? *std::move(worker) : nullptr;
@@ -171,7 +172,8 @@ TEST_P(SystemPressureTest, TenantKeepsItsShareAndItsLimit) {
   for (int i = 11; i <= 14; ++i) ASSERT_TRUE(TryPut(*small, DataOf(i, 2)).ok());
   EXPECT_EQ(ReasonOf(TryPut(*small, DataOf(20, 7)).status()), "QUOTA_EXCEEDED");
   bool is_shown = false;
-  for (const auto& tenant : Stats().caches(0).tenants()) {
+  const kvstore::v1::Stats stats = Stats();
+  for (const auto& tenant : stats.caches(0).tenants()) {
     if (tenant.tenant() != "small") continue;
     is_shown = true;
     EXPECT_LE(tenant.backing().used(), 6);
