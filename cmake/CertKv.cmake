@@ -24,7 +24,7 @@ endfunction()
 # A file that is listed but missing would be an error of ninja at best, so it is one here.
 function(certkv_require_files_)
   foreach(file IN LISTS ARGN)
-    if(NOT EXISTS "${CMAKE_CURRENT_SOURCE_DIR}/${file}")
+    if(NOT IS_ABSOLUTE "${file}" AND NOT EXISTS "${CMAKE_CURRENT_SOURCE_DIR}/${file}")
       message(FATAL_ERROR "${CMAKE_CURRENT_SOURCE_DIR}/${file} is listed in CMakeLists.txt but "
                           "missing; write it or drop the line")
     endif()
@@ -166,6 +166,24 @@ function(certkv_proto target)
   if(ARG_GRPC)
     target_link_libraries(${target} PUBLIC gRPC::grpc++)
   endif()
+endfunction()
+
+# Writes OUTPUT, a source file below the build folder that defines, in NAMESPACE,
+#   absl::string_view FUNCTION(absl::string_view path)
+# the bytes of one of the files given (relative to this folder), or "".
+function(certkv_embed_files output namespace function)
+  set(sources)
+  foreach(file IN LISTS ARGN)
+    list(APPEND sources "${CMAKE_CURRENT_SOURCE_DIR}/${file}")
+  endforeach()
+  add_custom_command(
+    OUTPUT "${CMAKE_CURRENT_BINARY_DIR}/${output}"
+    COMMAND "${CMAKE_COMMAND}" "-DOUTPUT=${CMAKE_CURRENT_BINARY_DIR}/${output}"
+            "-DROOT=${CMAKE_CURRENT_SOURCE_DIR}" "-DFILES=${ARGN}" "-DNAMESPACE=${namespace}"
+            "-DFUNCTION=${function}" -P "${CMAKE_SOURCE_DIR}/cmake/EmbedFiles.cmake"
+    DEPENDS ${sources} "${CMAKE_SOURCE_DIR}/cmake/EmbedFiles.cmake"
+    COMMENT "Embedding ${output}"
+    VERBATIM)
 endfunction()
 
 # Called once, after all folders: the collecting targets and the summary.

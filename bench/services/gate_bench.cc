@@ -8,8 +8,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <boost/asio/io_context.hpp>
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <memory>
 #include <string>
@@ -24,8 +26,10 @@
 #include "kernels/core/check.h"
 #include "services/common/clock.h"
 #include "services/common/convert.h"
+#include "services/common/http_server.h"
 #include "services/common/log.h"
 #include "services/common/server_runner.h"
+#include "services/gate/dashboard.h"
 #include "services/gate/request_registry.h"
 #include "services/gate/service.h"
 
@@ -273,6 +277,75 @@ class ServiceBench {
   std::unique_ptr<v1::Gate::Stub> stub_;
 };
 
+// The dashboard with so many requests: what the answers to one refresh take, and how much longer
+// Debian's Chromium takes to show it than to show nothing (medians; null without the browser).
+class DashboardBench {
+ public:
+  static constexpr int32_t kRequests = 10'000;
+
+  DashboardBench() : registry_(BenchConfig(kRequests), RealClock()) {
+    for (int32_t i = 0; i < kRequests; ++i) {
+      const auto lease = registry_.OpenRequest(IdOf(i), "a label", {});
+      CERTKV_CHECK(lease.ok(), "a request opens");
+      const std::vector<ReadCertificate> step = Step(static_cast<uint32_t>(i));
+      const gate::ReportBatch batch{
+          .reporter_id = 1, .batch_number = 1, .lease_id = lease->lease_id, .certificates = step};
+      CERTKV_CHECK(registry_.Report(NameOf(i), batch).ok(), "a batch is counted");
+    }
+    routes_ = gate::DashboardRoutes(&registry_, RealClock(), [] { return gate::StoreSummary{}; });
+    auto server = HttpServer::Start({.address = "127.0.0.1:0"}, routes_, &io_context_);
+    CERTKV_CHECK(server.ok(), "the dashboard listens");
+    server_ = *std::move(server);
+    thread_ = std::thread([this] { io_context_.run(); });
+  }
+  ~DashboardBench() {
+    server_.reset();
+    io_context_.stop();
+    thread_.join();
+  }
+
+  nlohmann::json Measure() {
+    nlohmann::json result = {{"requests", kRequests}};
+    for (const HttpRoute& route : routes_) {
+      if (route.path.find("/api/") != 0 || route.path.back() == '/') continue;
+      const int64_t begin_ns = RealClock()->MonotonicNs();
+      for (int i = 0; i < kRounds; ++i) {
+        CERTKV_CHECK(route.handler({.path = route.path, .query = {}}).status == 200, "it answers");
+      }
+      result["answer_ms"][route.path] = Seconds(begin_ns) * 1e3 / kRounds;
+    }
+    result["browser_page_ms"] = BrowseMs(absl::StrCat("http://127.0.0.1:", server_->port(), "/"));
+    result["browser_blank_ms"] = BrowseMs("about:blank");
+    return result;
+  }
+
+ private:
+  static constexpr int kRounds = 5;
+
+  static nlohmann::json BrowseMs(const std::string& url) {
+    const std::string browser = "/usr/bin/chromium-headless-shell";
+    if (!std::filesystem::exists(browser)) return nullptr;
+    // Virtual time stands still while the page waits for an answer, and then ends at once.
+    const std::string command =
+        absl::StrCat(browser, " --no-sandbox --disable-gpu --virtual-time-budget=1000 --dump-dom '",
+                     url, "' 2>/dev/null | grep -q '</html>'");
+    std::vector<double> times;
+    for (int i = 0; i < kRounds; ++i) {
+      const int64_t begin_ns = RealClock()->MonotonicNs();
+      CERTKV_CHECK(std::system(command.c_str()) == 0, "the browser shows the page");
+      times.push_back(Seconds(begin_ns) * 1e3);
+    }
+    std::sort(times.begin(), times.end());
+    return times[kRounds / 2];
+  }
+
+  gate::RequestRegistry registry_;
+  std::vector<HttpRoute> routes_;
+  boost::asio::io_context io_context_;
+  std::unique_ptr<HttpServer> server_;
+  std::thread thread_;
+};
+
 int Run() {
   const int32_t request_count =
       std::max(absl::GetFlag(FLAGS_threads), absl::GetFlag(FLAGS_requests));
@@ -299,6 +372,8 @@ int Run() {
     report["service"].push_back(
         {{"certificates_per_batch", batch}, {"certificates_per_second", rate}});
   }
+  report["dashboard"] = DashboardBench().Measure();
+  std::printf("%s\n", report["dashboard"].dump().c_str());
   report["decide"] = bench.Decide();
   std::printf("%s\n", report["decide"].dump().c_str());
   return WriteReport(report, absl::GetFlag(FLAGS_json)) ? 0 : 1;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <random>
 #include <string>
 #include <utility>
 
@@ -14,6 +15,7 @@
 #include "kernels/core/status.h"
 #include "services/common/call_trace.h"
 #include "services/common/convert.h"
+#include "services/common/random_id.h"
 
 namespace certkv::client {
 namespace {
@@ -111,6 +113,8 @@ class AttentionImpl final : public Attention {
   absl::Status Refresh() override;
   void SetAudit(bool audit) override { audit_ = audit; }
   absl::StatusOr<std::vector<ReadResult>> Attend(absl::Span<const ReadRequest> reads) override;
+  absl::Status CheckUsed(const ReadRequest& read, const ReadResult& result,
+                         absl::Span<const float> used) override;
 
  private:
   static constexpr int64_t kCloseTimeoutMs = 1000;
@@ -153,6 +157,7 @@ class AttentionImpl final : public Attention {
   int32_t sent_tail_ = 0;
   int64_t sent_lease_sequence_ = -1;
   bool audit_ = false;
+  std::mt19937_64 canary_random_{static_cast<uint64_t>(RandomId())};
   int64_t next_request_ = 1;
   absl::Time reopen_time_ = absl::InfinitePast();
 };
@@ -444,7 +449,20 @@ absl::StatusOr<std::vector<ReadResult>> AttentionImpl::Attend(absl::Span<const R
     }
   }
   if (!certificates.empty() || failed_count > 0) request_.Report(certificates, failed_count);
+  const float share = request_.CurrentLease().canary_share;
+  for (ReadResult& result : results) {
+    result.canary = result.status.ok() && share > 0 &&
+                    std::uniform_real_distribution<float>(0, 1)(canary_random_) < share;
+  }
   return results;
+}
+
+absl::Status AttentionImpl::CheckUsed(const ReadRequest& read, const ReadResult& result,
+                                      absl::Span<const float> used) {
+  CERTKV_ASSIGN_OR_RETURN(const std::vector<CanaryFinding> findings,
+                          CompareWithExact(worker_, sequence_, read, result, used));
+  request_.ReportCanaries(findings);
+  return absl::OkStatus();
 }
 
 }  // namespace

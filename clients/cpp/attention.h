@@ -32,6 +32,9 @@ struct ReadResult {
   std::vector<float> outputs;                 // [query_head_count][d_v]
   std::vector<ReadCertificate> certificates;  // one per query head
   bool in_process = false;                    // read here, because the certifier couldn't be used
+  // Gate wants to know what the engine makes of this read: hand its outputs, as they were used, to
+  // CheckUsed.
+  bool canary = false;
   int64_t read_time_ns = 0;
   // With SetAudit(true): [query_head_count][tiles], kSource bits of kernels/ops/attend.h, for the
   // tiles that the read looked at, the sequence's tile `first_tile` first.
@@ -60,7 +63,23 @@ class Attention {
   // damaged bytes is done again once the store has repaired them, or fails with DATA_LOSS. A failed
   // read is in its result; the call itself fails only on misuse (InvalidArgument [READ_INVALID]).
   virtual absl::StatusOr<std::vector<ReadResult>> Attend(absl::Span<const ReadRequest> reads) = 0;
+
+  // Compares the outputs that the engine used of a read, [query_head_count][d_v] as its next step
+  // saw them, with exact attention, computed here from the originals, and reports what it finds to
+  // gate. A defect of the engine's own kernels or memory shows there; certificates can't see it.
+  // Errors: InvalidArgument [READ_INVALID], not that many numbers, or `result` is no result with
+  //         outputs; as AttendExactInProcess. Nothing is reported then.
+  virtual absl::Status CheckUsed(const ReadRequest& read, const ReadResult& result,
+                                 absl::Span<const float> used) = 0;
 };
+
+// The outputs `used` of a read against its exact attention: one finding for each query head.
+// Errors: as Attention::CheckUsed.
+absl::StatusOr<std::vector<CanaryFinding>> CompareWithExact(const Worker& worker,
+                                                            const Sequence& sequence,
+                                                            const ReadRequest& read,
+                                                            const ReadResult& result,
+                                                            absl::Span<const float> used);
 
 // The exact attention of one read from the originals that the worker maps: no certifier involved.
 // Every tile is compared with its checksums first.

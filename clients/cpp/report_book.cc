@@ -39,6 +39,14 @@ void ReportBook::AddReport(absl::Span<const ReadCertificate> certificates,
   waiting_.push_back(std::move(batch));
 }
 
+void ReportBook::AddCanaries(absl::Span<const CanaryFinding> findings) {
+  OutgoingReport batch;
+  batch.batch_number = next_batch_++;
+  batch.lease_id = lease_.lease_id;
+  batch.canaries.assign(findings.begin(), findings.end());
+  waiting_.push_back(std::move(batch));
+}
+
 void ReportBook::Close() {
   if (!std::exchange(closing_, true)) QueueRenewal(/*is_last=*/true);
 }

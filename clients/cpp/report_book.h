@@ -24,6 +24,15 @@ struct LeaseInUse {
   std::shared_ptr<SliceAccount> account;  // null when lease.lease_id is 0
 };
 
+// How far an output that was used lies from the exact one, and how far it may.
+struct CanaryFinding {
+  int32_t layer = 0;
+  int32_t query_head = 0;
+  int64_t query_position = 0;
+  double error = 0;  // 2-norm, value units; NaN or infinite: a mismatch
+  double bound = 0;
+};
+
 struct SpentSlice {
   int64_t lease_id = 0;
   double spent = 0;  // a multiple of 2^-40
@@ -33,6 +42,7 @@ struct OutgoingReport {
   int64_t lease_id = 0;
   std::vector<ReadCertificate> certificates;
   int64_t failed_read_count = 0;
+  std::vector<CanaryFinding> canaries;
   std::vector<SpentSlice> returned;
   bool is_last = false;
 };
@@ -63,6 +73,7 @@ class ReportBook {
 
   bool HasRoom() const { return waiting_.size() < kBatchesWaitingMax; }
   void AddReport(absl::Span<const ReadCertificate> certificates, int64_t failed_read_count);
+  void AddCanaries(absl::Span<const CanaryFinding> findings);
   // Certificates were lost: reads are exact from now on.
   void NoteLoss() { incomplete_ = true; }
   // Queues a batch without certificates, which renews the lease and returns the slices of retired

@@ -47,6 +47,8 @@ RiskSummary SummaryFromProto(const v1::RequestRisk& risk) {
   summary.reads_exact = risk.reads_exact();
   summary.reads_observed = risk.reads_observed();
   summary.repair_bytes = risk.repair_bytes();
+  summary.canary_checks = risk.canary_checks();
+  summary.canary_mismatches = risk.canary_mismatches();
   summary.budget = risk.budget();
   summary.budget_committed = risk.budget_committed();
   return summary;
@@ -64,6 +66,14 @@ v1::ReportRequest ReportToProto(const std::string& name, int64_t reporter_id,
     *batch.add_certificates() = ReadCertificateToProto(certificate);
   }
   batch.set_failed_read_count(report.failed_read_count);
+  for (const CanaryFinding& finding : report.canaries) {
+    v1::CanaryResult* canary = batch.add_canaries();
+    canary->set_layer(finding.layer);
+    canary->set_query_head(finding.query_head);
+    canary->set_query_position(finding.query_position);
+    canary->set_error(finding.error);
+    canary->set_bound(finding.bound);
+  }
   for (const SpentSlice& returned : report.returned) {
     v1::ReturnedSlice* slice = batch.add_returned_slices();
     slice->set_lease_id(returned.lease_id);
@@ -92,6 +102,7 @@ class UngovernedRequest final : public Request {
   LeaseInUse UseLease() override { return {ExactLease(name_), nullptr}; }
   void AbandonSlice(int64_t) override {}
   std::string traceparent() const override { return ""; }
+  void ReportCanaries(absl::Span<const CanaryFinding>) override {}
   void Report(absl::Span<const ReadCertificate>, int64_t) override {}
   absl::Status Flush() override { return absl::OkStatus(); }
   absl::StatusOr<RiskSummary> Risk() override { return NoLedger(); }
@@ -137,6 +148,7 @@ class GovernedRequest final : public Request {
     book_.AbandonSlice(lease_id);
   }
 
+  void ReportCanaries(absl::Span<const CanaryFinding> findings) override;
   void Report(absl::Span<const ReadCertificate> certificates, int64_t failed_read_count) override;
   absl::Status Flush() override { return FlushWithin(absl::Milliseconds(options_.rpc_timeout_ms)); }
   absl::StatusOr<RiskSummary> Risk() override;
@@ -191,6 +203,16 @@ void GovernedRequest::Report(absl::Span<const ReadCertificate> certificates,
     }
     book_.AddReport(part, std::exchange(failed_read_count, 0));
   } while (!certificates.empty());
+}
+
+void GovernedRequest::ReportCanaries(absl::Span<const CanaryFinding> findings) {
+  absl::MutexLock lock(&mutex_);
+  if (!mutex_.AwaitWithTimeout(absl::Condition(this, &GovernedRequest::HasRoom),
+                               absl::Milliseconds(options_.rpc_timeout_ms))) {
+    book_.NoteLoss();
+    return;
+  }
+  book_.AddCanaries(findings);
 }
 
 bool GovernedRequest::Exchange(Stream& stream, const v1::ReportRequest& batch) {

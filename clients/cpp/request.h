@@ -44,6 +44,8 @@ struct RiskSummary {
   int64_t reads_exact = 0;
   int64_t reads_observed = 0;
   int64_t repair_bytes = 0;
+  int64_t canary_checks = 0;
+  int64_t canary_mismatches = 0;
   double budget = 0;            // 0 = none
   double budget_committed = 0;  // given away or spent of it
 };
@@ -71,6 +73,9 @@ class Request {
 
   // Goes along with the calls that are made for the request; "" = none.
   virtual std::string traceparent() const = 0;
+
+  // Queues what was found of outputs that the engine used.
+  virtual void ReportCanaries(absl::Span<const CanaryFinding> findings) = 0;
 
   // Queues certificates for gate; doesn't block unless 64 batches wait.
   virtual void Report(absl::Span<const ReadCertificate> certificates,

@@ -74,6 +74,8 @@ struct PolicyLease {
   int64_t sequence = 0;  // rises with every lease of the request
   // Where several say something of a head: exact if one does, and the smallest tolerance.
   std::vector<HeadRule> head_rules = {};  // at most kHeadRulesMax
+  // Share of reads whose used outputs are to be compared with exact attention, [0, 1].
+  float canary_share = 0;
 };
 // What one head must satisfy under a lease.
 struct HeadTerms {

@@ -23,6 +23,7 @@ int main(int argc, char** argv) {
   program.OnConfigured([&](const certkv::ServerConfig& server) {
     if (kvstore.fd_socket.empty()) kvstore.fd_socket = server.unix_socket + ".fd";
     if (certifier.store_socket.empty()) certifier.store_socket = server.unix_socket;
+    if (gate.store_socket.empty()) gate.store_socket = server.unix_socket;
   });
   program.AddService<certkv::KvStoreServer>("certkv.kvstore.v1.KvStore", &kvstore);
   program.AddService<certkv::CertifierServer>("certkv.certifier.v1.Certifier", &certifier);

@@ -224,6 +224,11 @@ absl::StatusOr<PolicyLease> PolicyLeaseFromProto(const type::PolicyLease& proto)
   lease.expire_time_ms = proto.expire_time_ms();
   lease.policy_version = proto.policy_version();
   lease.sequence = proto.sequence();
+  if (!(proto.canary_share() >= 0 && proto.canary_share() <= 1)) {
+    return MakeError(absl::StatusCode::kInvalidArgument, "POLICY_LEASE_INVALID",
+                     absl::StrCat("canary_share is ", proto.canary_share(), ", must be in [0, 1]"));
+  }
+  lease.canary_share = proto.canary_share();
   for (const type::HeadRule& rule : proto.head_rules()) {
     lease.head_rules.push_back({.layer = rule.layer(),
                                 .query_head = rule.query_head(),
@@ -245,6 +250,7 @@ type::PolicyLease PolicyLeaseToProto(const PolicyLease& lease) {
   proto.set_expire_time_ms(lease.expire_time_ms);
   proto.set_policy_version(lease.policy_version);
   proto.set_sequence(lease.sequence);
+  proto.set_canary_share(lease.canary_share);
   for (const HeadRule& rule : lease.head_rules) {
     type::HeadRule* out = proto.add_head_rules();
     out->set_layer(rule.layer);

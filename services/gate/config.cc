@@ -68,6 +68,9 @@ void AddEscalationFields(gate::Policy* policy, ConfigSection* section) {
   section->AddInteger("escalation_heads_of_a_layer", &policy->escalation.heads_of_a_layer,
                       {.min = 1, .max = 1024}, "heads",
                       "with so many of its heads escalated, the whole layer is");
+  section->AddDouble("canary_share", &policy->canary_share, {.min = 0, .max = 1}, "",
+                     "share of reads whose outputs engines tell as they used them, to be compared "
+                     "with exact attention; 0 means none");
   section->AddBool("only_listed_tenants", &policy->only_listed_tenants,
                    "requests of tenants that no override names are refused");
 }
@@ -142,7 +145,7 @@ ConfigList GateOverridesList(GateConfig* config) {
 ConfigSection GateConfigSection(GateConfig* config) {
   ConfigSection section("gate",
                         "Decides what reads must satisfy and keeps the risk of each request. The "
-                        "first sixteen settings and gate_overrides are the policy at start; "
+                        "first seventeen settings and gate_overrides are the policy at start; "
                         "UpdatePolicy replaces it, and SIGHUP reads it from the file again.");
   AddPolicyFields(&config->policy, &section);
   AddEscalationFields(&config->policy, &section);
@@ -165,6 +168,10 @@ ConfigSection GateConfigSection(GateConfig* config) {
                       "how long the risk of a closed request stays readable");
   section.AddInteger("retained_limit", &config->retained_limit, {.min = 0, .max = 1'000'000},
                      "requests", "closed requests kept; beyond it the oldest are forgotten");
+  section.AddString(
+      "store_socket", &config->store_socket, 107,
+      "path of the store's gRPC socket, for the dashboard's capacity and tiers; empty "
+      "means kvstore.sock in the runtime directory, or in certkvd its own socket");
   section.AddInteger("watcher_limit", &config->watcher_limit, {.min = 1, .max = 65536}, "streams",
                      "WatchRequestRisk streams at a time");
   section.AddCheck([config] {

@@ -38,6 +38,7 @@ struct GateConfig {
   int64_t idle_timeout_ms = 10 * 60 * 1000;  // then a request is closed
   int32_t retained_limit = 10'000;           // closed requests kept
   int64_t retention_ms = 10 * 60 * 1000;     // how long a closed request stays readable
+  std::string store_socket;                  // of the dashboard's capacity page
   int32_t watcher_limit = 256;               // WatchRequestRisk streams
 };
 

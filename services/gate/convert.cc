@@ -75,6 +75,7 @@ absl::StatusOr<Policy> PolicyFromProto(const v1::Policy& proto) {
   if (proto.tenant_window_ms() != 0) policy.tenant_window_ms = proto.tenant_window_ms();
   policy.tenant_budget = proto.tenant_budget();
   policy.only_listed_tenants = proto.only_listed_tenants();
+  policy.canary_share = proto.canary_share();
   if (proto.has_escalation()) {
     policy.escalation = {.repairs = proto.escalation().repairs(),
                          .window_ms = proto.escalation().window_ms(),
@@ -96,6 +97,7 @@ v1::Policy PolicyToProto(const Policy& policy) {
   proto.set_risk_mode(RiskModeToProto(policy.risk_mode));
   proto.set_cumulative_budget(policy.cumulative_budget);
   proto.set_budget_slice_share(policy.budget_slice_share);
+  proto.set_canary_share(policy.canary_share);
   proto.set_lease_duration_ms(policy.lease_duration_ms);
   proto.set_read_mode(ReadModeToProto(policy.read_mode));
   proto.set_failure_probability(policy.failure_probability);
@@ -189,6 +191,24 @@ absl::StatusOr<RiskQuery> RiskQueryFromProto(const v1::ListRequestRisksRequest& 
   return query;
 }
 
+absl::StatusOr<std::vector<CanaryResult>> CanariesFromProto(const v1::ReportRequest& proto) {
+  if (proto.canaries_size() > kCertificatesPerReportMax) {
+    return MakeError(absl::StatusCode::kInvalidArgument, "REPORT_INVALID",
+                     absl::StrCat("a report has ", proto.canaries_size(), " canaries, at most ",
+                                  kCertificatesPerReportMax));
+  }
+  std::vector<CanaryResult> canaries;
+  for (const v1::CanaryResult& canary : proto.canaries()) {
+    // The numbers are for people and a comparison that takes any of them.
+    canaries.push_back({.layer = canary.layer(),
+                        .query_head = canary.query_head(),
+                        .query_position = canary.query_position(),
+                        .error = canary.error(),
+                        .bound = canary.bound()});
+  }
+  return canaries;
+}
+
 void ReportAnswerToProto(const ReportAnswer& answer, v1::ReportResponse* proto) {
   proto->mutable_directive()->set_action(static_cast<v1::DirectiveAction>(answer.action));
   proto->mutable_directive()->set_explanation(answer.explanation);
@@ -226,7 +246,9 @@ void RequestRiskToProto(const RequestRisk& risk, v1::RequestRisk* proto) {
   for (const float bound : kTvBucketBounds) proto->add_histogram_bounds(bound);
   for (const HeadRisk& head : risk.heads) HeadRiskToProto(head, proto->add_heads());
   proto->set_max_output_error_bound(totals.max_output_error_bound);
-  proto->set_risk_score(totals.max_first_worst_case_tv);
+  proto->set_risk_score(risk.score);
+  proto->set_canary_checks(totals.canary_checks);
+  proto->set_canary_mismatches(totals.canary_mismatches);
   proto->set_open_time_ms(risk.open_time_ms);
   proto->set_update_time_ms(risk.update_time_ms);
   proto->set_risk_mode(RiskModeToProto(risk.risk_mode));

@@ -27,6 +27,9 @@ absl::StatusOr<std::vector<ReadCertificate>> CertificatesFromProto(const v1::Rep
 // twice.
 absl::StatusOr<std::vector<ReturnedSlice>> ReturnedSlicesFromProto(const v1::ReportRequest& proto);
 
+// Errors: InvalidArgument [REPORT_INVALID], too many.
+absl::StatusOr<std::vector<CanaryResult>> CanariesFromProto(const v1::ReportRequest& proto);
+
 // Errors: InvalidArgument [FILTER_INVALID], an unknown order.
 absl::StatusOr<RiskQuery> RiskQueryFromProto(const v1::ListRequestRisksRequest& proto);
 

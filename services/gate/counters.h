@@ -28,9 +28,11 @@ struct GateCounters {
   std::atomic<int64_t> failed_reads{0};
   std::atomic<int64_t> reads_outside_tolerance{0};
   std::atomic<int64_t> repair_bytes{0};
-  std::atomic<int64_t> batches{0};           // counted
-  std::atomic<int64_t> batches_repeated{0};  // had been counted before
-  std::atomic<int64_t> directives[5]{};      // index: DirectiveAction; [0] unused
+  std::atomic<int64_t> canary_checks{0};      // heads whose used output was compared
+  std::atomic<int64_t> canary_mismatches{0};  // and was not what was served
+  std::atomic<int64_t> batches{0};            // counted
+  std::atomic<int64_t> batches_repeated{0};   // had been counted before
+  std::atomic<int64_t> directives[5]{};       // index: DirectiveAction; [0] unused
   std::atomic<int64_t> decisions_accepted{0};
   std::atomic<int64_t> decisions_refused{0};
   std::atomic<int64_t> requests_opened{0};

@@ -24,6 +24,8 @@ constexpr MetricInfo kInfos[] = {
      "Outputs served although no policy lease allowed them: a reader is broken"},
     {"certkv_gate_repair_bytes_total", MetricKind::kCounter, "",
      "Bytes of originals read again for repairs"},
+    {"certkv_gate_canary_checks_total", MetricKind::kCounter, "result",
+     "Outputs that an engine used, compared with exact attention: match or mismatch"},
     {"certkv_gate_batches_total", MetricKind::kCounter, "result",
      "Batches of certificates, counted or repeated (had been counted before)"},
     {"certkv_gate_batch_seconds", MetricKind::kHistogram, "", "Time to count a batch"},
@@ -68,6 +70,10 @@ void CollectReads(const GateCounters& counters, MetricSink* sink) {
   sink->Add("certkv_gate_failed_reads_total", Load(counters.failed_reads));
   sink->Add("certkv_gate_reads_outside_tolerance_total", Load(counters.reads_outside_tolerance));
   sink->Add("certkv_gate_repair_bytes_total", Load(counters.repair_bytes));
+  const double mismatches = Load(counters.canary_mismatches);
+  sink->Add("certkv_gate_canary_checks_total", Load(counters.canary_checks) - mismatches,
+            {{"result", "match"}});
+  sink->Add("certkv_gate_canary_checks_total", mismatches, {{"result", "mismatch"}});
 }
 
 void CollectCalls(const GateCounters& counters, MetricSink* sink) {

@@ -63,6 +63,9 @@ absl::Status ValidatePolicy(const Policy& policy) {
     return Invalid("cumulative_budget", policy.cumulative_budget,
                    absl::StrCat("in (0, ", kBudgetMax, "]"));
   }
+  if (!(policy.canary_share >= 0 && policy.canary_share <= 1)) {
+    return Invalid("canary_share", policy.canary_share, "in [0, 1]");
+  }
   if (!(policy.budget_slice_share > 0 && policy.budget_slice_share <= 1)) {
     return Invalid("budget_slice_share", policy.budget_slice_share, "in (0, 1]");
   }
@@ -121,7 +124,7 @@ bool SamePolicy(const Policy& a, const Policy& b) {
          a.failure_probability == b.failure_probability && a.tenant_budget == b.tenant_budget &&
          a.tenant_window_ms == b.tenant_window_ms && a.lease_duration_ms == b.lease_duration_ms &&
          a.escalation == b.escalation && a.overrides == b.overrides &&
-         a.only_listed_tenants == b.only_listed_tenants;
+         a.only_listed_tenants == b.only_listed_tenants && a.canary_share == b.canary_share;
 }
 
 std::string DescribePolicy(const Policy& policy) {

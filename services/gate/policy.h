@@ -40,6 +40,7 @@ struct Policy {
   // kOverridesMax, and of those with a layer kLayerOverridesMax.
   std::vector<PolicyOverride> overrides;
   bool only_listed_tenants = false;  // a tenant that no override names is refused
+  double canary_share = 0;  // of reads, [0, 1], whose used outputs are compared with exact ones
 };
 inline constexpr int32_t kLayerOverridesMax = kHeadRulesMax / 2;
 // Errors: InvalidArgument [POLICY_INVALID], naming field, value and range. NaN fails.

@@ -125,6 +125,7 @@ void Request::RenewTerms(const Policy& policy, ReadMode mode, int64_t now_ms, Po
   lease->tolerances = EffectiveTolerances(policy, terms_);
   lease->head_rules = RulesNow(policy, mode, now_ms);
   lease->expire_time_ms = now_ms + policy.lease_duration_ms;
+  lease->canary_share = static_cast<float>(policy.canary_share);
   lease->policy_version = policy.version;
   lease->sequence = ++sequence_;
   RememberLeased(*lease, now_ms);
@@ -278,6 +279,23 @@ void Request::Count(const ReadCertificate& certificate, const Policy& policy, in
   reporter->used += AmountOf(certificate);
 }
 
+void Request::CountCanaries(absl::Span<const CanaryResult> canaries, int64_t now_ms,
+                            ReportAnswer* answer) {
+  for (const CanaryResult& canary : canaries) {
+    // Written so that a NaN is a mismatch.
+    if (canary.error <= canary.bound) continue;
+    ++answer->canary_mismatches;
+    if (answer->canary_mismatches > 1) continue;  // one event for a batch
+    account_.AddEvent(
+        now_ms, "CANARY_MISMATCH",
+        absl::StrCat("layer ", canary.layer, ", query head ", canary.query_head, ", position ",
+                     canary.query_position, ": the output that was used is ", canary.error,
+                     " from the exact one, at most ", canary.bound,
+                     " is explained; the engine's kernel or memory is broken"));
+  }
+  account_.RecordCanaries(static_cast<int64_t>(canaries.size()), answer->canary_mismatches);
+}
+
 void Request::CheckOverrun(const Policy& policy, int64_t now_ms) {
   if (!budget_.has_value() || !budget_->overrun() || !forced_reason_.empty() ||
       EffectiveReadMode(policy, terms_) != ReadMode::kEnforce) {
@@ -384,6 +402,7 @@ absl::StatusOr<ReportAnswer> Request::Report(const ReportBatch& batch, const Pol
       Count(certificate, policy, now_ms, &reporter, &answer);
     }
     account_.RecordFailed(batch.failed_read_count);
+    CountCanaries(batch.canaries, now_ms, &answer);
     TakeBack(batch.returned, now_ms, &reporter);
     CheckOverrun(policy, now_ms);
   }
@@ -421,6 +440,8 @@ RequestRisk Request::Risk(const Policy& whole_policy, bool all_heads, int64_t no
   risk.totals = account_.totals();
   risk.heads = all_heads ? account_.AllHeads() : account_.RiskiestHeads(kRiskiestHeads);
   risk.worst_reads = account_.WorstReads();
+  if (all_heads) risk.timeline = account_.timeline();
+  risk.score = account_.score();
   risk.events.assign(account_.events().begin(), account_.events().end());
   risk.risk_mode = risk_mode_;
   risk.tolerances = EffectiveTolerances(policy, terms_);
@@ -441,37 +462,24 @@ RequestRisk Request::Risk(const Policy& whole_policy, bool all_heads, int64_t no
   return risk;
 }
 
-RiskRank Request::Rank(RiskOrder order) const {
+Standing Request::standing() const {
   const RiskTotals& totals = account_.totals();
-  const double score = totals.max_first_worst_case_tv;
-  switch (order) {
-    case RiskOrder::kScore:
-      return {score, totals.sums.tv_sum, name_};
-    case RiskOrder::kSum:
-      return {totals.sums.tv_sum, score, name_};
-    case RiskOrder::kRepairBytes:
-      return {static_cast<double>(totals.repair_bytes), score, name_};
-    case RiskOrder::kBudgetShare:
-      return {
-          budget_.has_value() && budget_->limit() > 0 ? budget_->committed() / budget_->limit() : 0,
-          score, name_};
-    case RiskOrder::kUpdateTime:
-      return {static_cast<double>(update_time_ms_), score, name_};
-  }
-  return {};
+  return {.score = account_.score(),
+          .tv_sum = totals.sums.tv_sum,
+          .repair_bytes = static_cast<double>(totals.repair_bytes),
+          .budget_share = budget_.has_value() && budget_->limit() > 0
+                              ? budget_->committed() / budget_->limit()
+                              : 0,
+          .update_time_ms = static_cast<double>(update_time_ms_),
+          .closed = closed_,
+          .troubled = totals.reads_outside_tolerance > 0 || totals.failed_read_count > 0 ||
+                      totals.canary_mismatches > 0 || !forced_reason_.empty()};
 }
 
-bool Request::Matches(const RiskFilter& filter) const {
-  const RiskTotals& totals = account_.totals();
-  if (closed_ && !filter.include_closed) return false;
+bool Request::MatchesTexts(const RiskFilter& filter) const {
   if (!filter.tenant.empty() && filter.tenant != terms_.tenant) return false;
   if (!filter.model.empty() && filter.model != terms_.model) return false;
-  if (!absl::StrContains(label_, filter.label_part)) return false;
-  if (filter.only_troubled && totals.reads_outside_tolerance == 0 &&
-      totals.failed_read_count == 0 && forced_reason_.empty()) {
-    return false;
-  }
-  return totals.max_first_worst_case_tv >= filter.score_min;
+  return absl::StrContains(label_, filter.label_part);
 }
 
 }  // namespace certkv::gate

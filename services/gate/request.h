@@ -36,6 +36,7 @@
 #include "services/gate/escalator.h"
 #include "services/gate/policy.h"
 #include "services/gate/risk_account.h"
+#include "services/gate/risk_index.h"
 #include "services/gate/risk_list.h"
 #include "services/gate/tenant_budget.h"
 
@@ -57,6 +58,16 @@ struct ReturnedSlice {
   int64_t spent_units = 0;  // budget_units.h
 };
 
+// How far an output that was used lies from the exact one, computed again from originals, and how
+// far it may.
+struct CanaryResult {
+  int32_t layer = 0;
+  int32_t query_head = 0;
+  int64_t query_position = 0;
+  double error = 0;  // 2-norm, value units; NaN: the output held one
+  double bound = 0;  // the certificate's and the recomputation's together
+};
+
 struct ReportBatch {
   int64_t reporter_id = 0;
   int64_t batch_number = 0;
@@ -65,6 +76,7 @@ struct ReportBatch {
   int64_t failed_read_count = 0;
   absl::Span<const ReturnedSlice> returned = {};  // no two of one lease
   bool is_last = false;  // the reporter serves no more: it is answered without a lease
+  absl::Span<const CanaryResult> canaries = {};
 };
 
 enum class DirectiveAction : uint8_t { kContinue = 1, kTighten = 2, kForceExact = 3, kRelease = 4 };
@@ -75,6 +87,7 @@ struct ReportAnswer {
   std::optional<PolicyLease> lease;  // unless kRelease, or the batch was the last
   bool counted = false;              // false: the batch had been counted before
   int64_t outside_tolerance = 0;     // reads of this batch that no lease allowed
+  int64_t canary_mismatches = 0;     // of this batch
 };
 
 struct Decision {
@@ -92,6 +105,8 @@ struct RequestRisk {
   std::vector<HeadRisk> heads;  // the riskiest kRiskiestHeads, or all in their order
   std::vector<WorstRead> worst_reads;
   std::vector<HeadRule> head_rules;  // that leases given now have
+  RiskTimeline timeline;             // with all heads only
+  float score = 0;
   std::vector<RiskEvent> events;
   RiskMode risk_mode = RiskMode::kThreshold;
   Tolerances tolerances;
@@ -144,9 +159,10 @@ class Request {
   // With all heads it may be large: heads_max of them.
   // The exact heads are those of `now_ms`.
   RequestRisk Risk(const Policy& policy, bool all_heads = false, int64_t now_ms = 0) const;
-  RiskRank Rank(RiskOrder order) const;
-  bool Matches(const RiskFilter& filter) const;
+  Standing standing() const;
 
+  // These never change: they may be read without the owner's lock.
+  bool MatchesTexts(const RiskFilter& filter) const;
   const std::string& name() const { return name_; }
   const RequestTerms& terms() const { return terms_; }
   const std::deque<RiskEvent>& events() const { return account_.events(); }
@@ -201,6 +217,7 @@ class Request {
   absl::Status CheckBatch(const ReportBatch& batch) const;
   void Count(const ReadCertificate& certificate, const Policy& policy, int64_t now_ms,
              Reporter* reporter, ReportAnswer* answer);
+  void CountCanaries(absl::Span<const CanaryResult> canaries, int64_t now_ms, ReportAnswer* answer);
   void CheckOverrun(const Policy& policy, int64_t now_ms);
   // Is the slice of the reporter's lease used, as far as reports tell?
   bool NeedsSlice(const Reporter& reporter) const;

@@ -23,6 +23,7 @@ absl::Status NotFound(absl::string_view request) {
 void CountAnswer(const ReportBatch& batch, const ReportAnswer& answer, GateCounters* counters) {
   counters->directives[static_cast<int>(answer.action)].fetch_add(1, std::memory_order_relaxed);
   counters->reads_outside_tolerance.fetch_add(answer.outside_tolerance, std::memory_order_relaxed);
+  counters->canary_mismatches.fetch_add(answer.canary_mismatches, std::memory_order_relaxed);
   if (!answer.counted) {
     // A batch of a request that is not known was not counted before either.
     if (answer.action != DirectiveAction::kRelease) {
@@ -32,7 +33,43 @@ void CountAnswer(const ReportBatch& batch, const ReportAnswer& answer, GateCount
   }
   counters->batches.fetch_add(1, std::memory_order_relaxed);
   counters->failed_reads.fetch_add(batch.failed_read_count, std::memory_order_relaxed);
+  counters->canary_checks.fetch_add(static_cast<int64_t>(batch.canaries.size()),
+                                    std::memory_order_relaxed);
   counters->CountReads(batch.certificates);
+}
+
+// The first `count` requests that match and come after `after`, in their order; *matching counts
+// all that do.
+std::vector<RiskRank> FirstRanks(const RiskIndex& index, const RiskQuery& query,
+                                 const std::optional<RiskRank>& after, size_t count,
+                                 int64_t* matching) {
+  // A heap whose front is the last of those kept.
+  std::vector<RiskRank> kept;
+  for (const RiskIndex::Cell& cell : index.cells()) {
+    if (cell.request == nullptr || !cell.Matches(query.filter) ||
+        !cell.request->MatchesTexts(query.filter)) {
+      continue;
+    }
+    const auto [first, second] = cell.Rank(query.order);
+    // Names are compared only where the numbers are the same.
+    if (after.has_value() && first >= after->first &&
+        (first > after->first || !(*after < RiskRank{first, second, cell.request->name()}))) {
+      continue;
+    }
+    ++*matching;
+    // Most of many requests are told apart from the last one kept without their name.
+    if (kept.size() == count && first < kept.front().first) continue;
+    RiskRank rank{first, second, cell.request->name()};
+    if (kept.size() == count) {
+      if (!(rank < kept.front())) continue;
+      std::pop_heap(kept.begin(), kept.end());
+      kept.pop_back();
+    }
+    kept.push_back(std::move(rank));
+    std::push_heap(kept.begin(), kept.end());
+  }
+  std::sort_heap(kept.begin(), kept.end());
+  return kept;
 }
 
 }  // namespace
@@ -71,6 +108,18 @@ absl::StatusOr<std::shared_ptr<RequestRegistry::Entry>> RequestRegistry::Find(
   return found->second;
 }
 
+void RequestRegistry::Forget(const std::string& name) {
+  const auto found = entries_.find(name);
+  if (found == entries_.end()) return;
+  index_.Remove(found->second->cell);
+  {
+    // A report that found the entry before may still come; its numbers go nowhere.
+    absl::MutexLock lock(&found->second->mutex);
+    found->second->cell = &found->second->own_cell;
+  }
+  entries_.erase(found);
+}
+
 absl::Status RequestRegistry::MakeRoom() {
   if (static_cast<int64_t>(entries_.size()) < config_.request_limit) return absl::OkStatus();
   if (retired_.empty()) {
@@ -79,7 +128,7 @@ absl::Status RequestRegistry::MakeRoom() {
         absl::StrCat(entries_.size(), " requests are open, at most ", config_.request_limit,
                      "; close some, or raise request_limit in gate's config"));
   }
-  entries_.erase(retired_.front().name);
+  Forget(retired_.front().name);
   retired_.pop_front();
   return absl::OkStatus();
 }
@@ -139,7 +188,9 @@ absl::StatusOr<PolicyLease> RequestRegistry::OpenLocked(const std::string& name,
   CERTKV_RETURN_IF_ERROR(CheckTerms(*policy_, terms));
   if (const auto found = entries_.find(name); found != entries_.end()) {
     absl::MutexLock entry_lock(&found->second->mutex);
-    return found->second->request.Open(terms, *policy_, now_ms);
+    absl::StatusOr<PolicyLease> lease = found->second->request.Open(terms, *policy_, now_ms);
+    found->second->UpdateCell();
+    return lease;
   }
   CERTKV_RETURN_IF_ERROR(MakeRoom());
   CERTKV_ASSIGN_OR_RETURN(std::shared_ptr<TenantBudget> tenant, TenantOf(terms.tenant));
@@ -147,9 +198,12 @@ absl::StatusOr<PolicyLease> RequestRegistry::OpenLocked(const std::string& name,
   auto entry = std::make_shared<Entry>(name, std::string(label), terms, *policy_, limits, now_ms,
                                        std::move(tenant));
   entries_[name] = entry;
+  entry->cell = index_.Add(&entry->request);
   counters_.requests_opened.fetch_add(1, std::memory_order_relaxed);
   absl::MutexLock entry_lock(&entry->mutex);
-  return entry->request.Open(terms, *policy_, now_ms);
+  absl::StatusOr<PolicyLease> lease = entry->request.Open(terms, *policy_, now_ms);
+  entry->UpdateCell();
+  return lease;
 }
 
 absl::StatusOr<ReportAnswer> RequestRegistry::Report(absl::string_view request,
@@ -169,6 +223,7 @@ absl::StatusOr<ReportAnswer> RequestRegistry::Report(absl::string_view request,
   {
     absl::MutexLock lock(&(*entry)->mutex);
     answer = (*entry)->request.Report(batch, *policy, clock_->NowMs());
+    (*entry)->UpdateCell();
     terms = &(*entry)->request.terms();
   }
   if (!answer.ok()) return answer;
@@ -186,6 +241,7 @@ absl::StatusOr<Decision> RequestRegistry::Decide(absl::string_view request,
   {
     absl::MutexLock lock(&entry->mutex);
     decision = entry->request.Decide(certificate, *policy, clock_->NowMs());
+    entry->UpdateCell();
   }
   if (decision.ok()) {
     (decision->accepted ? counters_.decisions_accepted : counters_.decisions_refused)
@@ -202,6 +258,7 @@ absl::StatusOr<RequestRisk> RequestRegistry::CloseRequest(absl::string_view requ
   absl::MutexLock entry_lock(&entry->mutex);
   if (!entry->request.closed()) {
     entry->request.Close(now_ms);
+    entry->UpdateCell();
     retired_.push_back({std::string(request), now_ms});
     counters_.requests_closed.fetch_add(1, std::memory_order_relaxed);
   }
@@ -243,27 +300,21 @@ absl::StatusOr<RiskPage> RequestRegistry::ListRisks(const RiskQuery& query) cons
   if (!query.page_token.empty()) {
     CERTKV_ASSIGN_OR_RETURN(after, DecodePageToken(query.order, query.page_token));
   }
-  const std::vector<std::shared_ptr<Entry>> entries = AllEntries();
-  const std::shared_ptr<const Policy> policy = SharedPolicy();
-  std::vector<std::pair<RiskRank, const Entry*>> ranked;
-  for (const auto& entry : entries) {
-    absl::MutexLock lock(&entry->mutex);
-    if (!entry->request.Matches(query.filter)) continue;
-    RiskRank rank = entry->request.Rank(query.order);
-    if (!after.has_value() || *after < rank) ranked.emplace_back(std::move(rank), entry.get());
-  }
-  const size_t told = std::min(count, ranked.size());
-  std::partial_sort(ranked.begin(), ranked.begin() + static_cast<std::ptrdiff_t>(told),
-                    ranked.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
   RiskPage page;
-  for (size_t i = 0; i < told; ++i) {
-    absl::MutexLock lock(&ranked[i].second->mutex);
-    page.risks.push_back(
-        ranked[i].second->request.Risk(*policy, /*all_heads=*/false, clock_->NowMs()));
+  std::vector<RiskRank> told;
+  std::vector<std::shared_ptr<Entry>> entries;
+  {
+    absl::ReaderMutexLock lock(&mutex_);
+    told = FirstRanks(index_, query, after, count, &page.request_count);
+    for (const RiskRank& rank : told) entries.push_back(entries_.find(rank.request)->second);
   }
-  page.request_count = static_cast<int64_t>(ranked.size());
-  if (told < ranked.size()) {
-    page.next_page_token = EncodePageToken(query.order, ranked[told - 1].first);
+  const std::shared_ptr<const Policy> policy = SharedPolicy();
+  for (const std::shared_ptr<Entry>& entry : entries) {
+    absl::MutexLock lock(&entry->mutex);
+    page.risks.push_back(entry->request.Risk(*policy, /*all_heads=*/false, clock_->NowMs()));
+  }
+  if (static_cast<int64_t>(told.size()) < page.request_count) {
+    page.next_page_token = EncodePageToken(query.order, told.back());
   }
   return page;
 }
@@ -352,13 +403,14 @@ int32_t RequestRegistry::Sweep() {
     if (entry->request.closed() || now_ms - entry->request.last_use_ms() < idle_ms) continue;
     entry->request.Close(now_ms, "IDLE",
                          absl::StrCat("closed after ", idle_ms / 1000, " s without a report"));
+    entry->UpdateCell();
     retired_.push_back({name, now_ms});
     ++idle_count;
   }
   counters_.requests_idle.fetch_add(idle_count, std::memory_order_relaxed);
   while (!retired_.empty() && (now_ms - retired_.front().close_time_ms >= config_.retention_ms ||
                                static_cast<int64_t>(retired_.size()) > config_.retained_limit)) {
-    entries_.erase(retired_.front().name);
+    Forget(retired_.front().name);
     retired_.pop_front();
   }
   return idle_count;

@@ -34,6 +34,7 @@
 #include "services/gate/policy.h"
 #include "services/gate/policy_trial.h"
 #include "services/gate/request.h"
+#include "services/gate/risk_index.h"
 
 namespace certkv::gate {
 
@@ -147,6 +148,10 @@ class RequestRegistry {
     explicit Entry(Args&&... args) : request(std::forward<Args>(args)...) {}
     mutable absl::Mutex mutex;
     Request request ABSL_GUARDED_BY(mutex);
+    RiskIndex::Cell own_cell;           // takes its place after that
+    RiskIndex::Cell* cell = &own_cell;  // of this request, while the entry is in entries_
+    // After every change of the request.
+    void UpdateCell() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) { cell->Set(request.standing()); }
   };
   struct Retired {
     std::string name;
@@ -159,6 +164,7 @@ class RequestRegistry {
   absl::StatusOr<std::shared_ptr<Entry>> Find(absl::string_view request) const;
   std::shared_ptr<const Policy> SharedPolicy() const;
   std::vector<std::shared_ptr<Entry>> AllEntries() const;
+  void Forget(const std::string& name) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status MakeRoom() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Null for "", the budget of no tenant.
   absl::StatusOr<std::shared_ptr<TenantBudget>> TenantOf(const std::string& tenant)
@@ -172,6 +178,7 @@ class RequestRegistry {
   std::deque<PolicyChange> policy_changes_ ABSL_GUARDED_BY(mutex_);
   PolicyTrialSample sample_;
   GateCounters counters_;
+  RiskIndex index_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_map<std::string, std::shared_ptr<Entry>> entries_ ABSL_GUARDED_BY(mutex_);
   std::deque<Retired> retired_ ABSL_GUARDED_BY(mutex_);  // closed requests, in order of closing
   absl::flat_hash_map<std::string, std::shared_ptr<TenantBudget>> tenants_ ABSL_GUARDED_BY(mutex_);

@@ -42,6 +42,7 @@ void RiskAccount::Record(const ReadCertificate& certificate, bool outside_tolera
   totals_.failure_probability_sum =
       AddRoundedUp(totals_.failure_probability_sum, double{certificate.failure_probability});
 
+  timeline_.Add(certificate, now_ms);
   KeepIfWorst(certificate);
   if (HeadSums* head = HeadOf(certificate.layer, certificate.query_head)) {
     head->tv_max = std::max(head->tv_max, certificate.worst_case_tv);
@@ -117,6 +118,11 @@ HeadRisk RiskAccount::ToHeadRisk(int32_t layer, int32_t query_head, const HeadSu
 
 void RiskAccount::RecordFailed(int64_t read_count) {
   AddSaturating(&totals_.failed_read_count, read_count);
+}
+
+void RiskAccount::RecordCanaries(int64_t checks, int64_t mismatches) {
+  AddSaturating(&totals_.canary_checks, checks);
+  AddSaturating(&totals_.canary_mismatches, mismatches);
 }
 
 void RiskAccount::AddEvent(int64_t time_ms, absl::string_view kind, absl::string_view message) {

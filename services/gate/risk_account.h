@@ -7,7 +7,7 @@
 //      read of another is in the totals only, and the first such is an event;
 //   3. at most kRiskEventsMax events are kept, the latest, and kWorstReadsMax reads, the worst.
 //
-// Memory: 64 bytes for each head kept, 40 for each worst read.
+// Memory: 64 bytes for each head kept, 40 for each worst read, 1.5 KiB of timeline.
 //
 // Threads: none; the owner locks.
 #ifndef CERTKV_SERVICES_GATE_RISK_ACCOUNT_H_
@@ -22,6 +22,7 @@
 #include "absl/strings/string_view.h"
 #include "kernels/bounds/risk_ledger.h"
 #include "kernels/core/policy.h"
+#include "services/gate/risk_timeline.h"
 
 namespace certkv::gate {
 
@@ -65,6 +66,8 @@ struct RiskTotals {
   int64_t reads_outside_tolerance = 0;
   int64_t repair_bytes = 0;
   double failure_probability_sum = 0;  // rounded up
+  int64_t canary_checks = 0;           // heads whose used output was compared
+  int64_t canary_mismatches = 0;       // and was not what was served
 };
 
 class RiskAccount {
@@ -74,9 +77,16 @@ class RiskAccount {
   // Records a read that gave an output; `certificate` was validated (ReadCertificateFromProto).
   void Record(const ReadCertificate& certificate, bool outside_tolerance, int64_t now_ms);
   void RecordFailed(int64_t read_count);
+  void RecordCanaries(int64_t checks, int64_t mismatches);
   void AddEvent(int64_t time_ms, absl::string_view kind, absl::string_view message);
 
   const RiskTotals& totals() const { return totals_; }
+  const RiskTimeline& timeline() const { return timeline_; }
+  // Orders requests: the largest worst_case_tv of a first read; 1 once an output was found to
+  // differ from what was served.
+  float score() const {
+    return totals_.canary_mismatches > 0 ? 1.0f : totals_.max_first_worst_case_tv;
+  }
   const std::deque<RiskEvent>& events() const { return events_; }
   // At most `count` heads, by largest worst_case_tv, then by sum, then by place.
   std::vector<HeadRisk> RiskiestHeads(int32_t count) const;
@@ -100,6 +110,7 @@ class RiskAccount {
   int32_t heads_max_;
   bool head_limit_met_ = false;
   RiskTotals totals_;
+  RiskTimeline timeline_;
   std::vector<std::vector<HeadSums>> layers_;  // [layer][query_head]
   int32_t head_count_ = 0;                     // of all layers
   std::vector<WorstRead> worst_;               // in no order

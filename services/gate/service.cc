@@ -16,9 +16,12 @@
 #include "services/common/convert.h"
 #include "services/common/errors.h"
 #include "services/common/log.h"
+#include "services/common/runtime_directory.h"
 #include "services/gate/convert.h"
+#include "services/gate/dashboard.h"
 #include "services/gate/metrics.h"
 #include "services/gate/request_registry.h"
+#include "services/gate/service_store.h"
 #include "services/gate/service_streams.h"
 
 namespace certkv {
@@ -49,7 +52,14 @@ class GateServer::Core final : public v1::Gate::CallbackService,
                                public std::enable_shared_from_this<GateServer::Core> {
  public:
   Core(const GateConfig& config, const Clock* clock, boost::asio::io_context* io_context)
-      : config_(config), io_context_(io_context), registry_(config, clock), timer_(*io_context) {}
+      : config_(config),
+        clock_(clock),
+        io_context_(io_context),
+        registry_(config, clock),
+        store_(config.store_socket.empty() ? absl::StrCat(RuntimeDirectory(), "/kvstore.sock")
+                                           : config.store_socket,
+               clock),
+        timer_(*io_context) {}
 
   void ScheduleTick() {
     absl::MutexLock lock(&timer_mutex_);
@@ -68,6 +78,9 @@ class GateServer::Core final : public v1::Gate::CallbackService,
     timer_.cancel();
   }
   void Drain() { streams_.DrainAll(); }
+  std::vector<HttpRoute> HttpRoutes() {
+    return gate::DashboardRoutes(&registry_, clock_, [this] { return store_.Latest(); });
+  }
   void CollectMetrics(MetricSink* sink) const { gate::CollectGateMetrics(registry_, sink); }
 
   ServerUnaryReactor* OpenRequest(CallbackServerContext* context,
@@ -235,8 +248,10 @@ class GateServer::Core final : public v1::Gate::CallbackService,
   }
 
   const GateConfig config_;
+  const Clock* const clock_;
   boost::asio::io_context* const io_context_;
   gate::RequestRegistry registry_;
+  gate::StoreWatcher store_;
   gate::StreamSet streams_;
   std::atomic<int64_t> tick_count_ = 0;
   absl::Mutex timer_mutex_;
@@ -261,6 +276,8 @@ std::vector<grpc::Service*> GateServer::grpc_services() { return {core_.get()}; 
 absl::Span<const MetricInfo> GateServer::MetricInfos() { return gate::GateMetricInfos(); }
 
 void GateServer::CollectMetrics(MetricSink* sink) const { core_->CollectMetrics(sink); }
+
+std::vector<HttpRoute> GateServer::HttpRoutes() { return core_->HttpRoutes(); }
 
 void GateServer::Drain() { core_->Drain(); }
 

@@ -11,6 +11,7 @@
 
 #include "absl/status/statusor.h"
 #include "services/common/clock.h"
+#include "services/common/http_server.h"
 #include "services/common/metrics.h"
 #include "services/gate/config.h"
 
@@ -36,6 +37,9 @@ class GateServer {
 
   static absl::Span<const MetricInfo> MetricInfos();
   void CollectMetrics(MetricSink* sink) const;
+
+  // The dashboard. The routes live as long as the server.
+  std::vector<HttpRoute> HttpRoutes();
 
   // Ends report streams after the batch they are at, and watches, with UNAVAILABLE [DRAINING].
   // Unary calls go on. Doesn't block.

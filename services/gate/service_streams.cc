@@ -87,13 +87,15 @@ void ReportStream::CountBatch() {
                             CertificatesFromProto(request_));
     CERTKV_ASSIGN_OR_RETURN(const std::vector<ReturnedSlice> returned,
                             ReturnedSlicesFromProto(request_));
+    CERTKV_ASSIGN_OR_RETURN(const std::vector<CanaryResult> canaries, CanariesFromProto(request_));
     return registry_->Report(request_.request(), {.reporter_id = request_.reporter_id(),
                                                   .batch_number = request_.batch_number(),
                                                   .lease_id = request_.lease_id(),
                                                   .certificates = certificates,
                                                   .failed_read_count = request_.failed_read_count(),
                                                   .returned = returned,
-                                                  .is_last = request_.is_last()});
+                                                  .is_last = request_.is_last(),
+                                                  .canaries = canaries});
   };
   const auto begin = std::chrono::steady_clock::now();
   const absl::StatusOr<ReportAnswer> answer = count();
@@ -105,6 +107,13 @@ void ReportStream::CountBatch() {
         {{"request", request_.request()},
          {"reporter", request_.reporter_id()},
          {"reads", answer->outside_tolerance},
+         {"traceparent", traceparent_}});
+  }
+  if (answer.ok() && answer->canary_mismatches > 0) {
+    Log(LogLevel::kError, "canary_mismatch",
+        {{"request", request_.request()},
+         {"reporter", request_.reporter_id()},
+         {"heads", answer->canary_mismatches},
          {"traceparent", traceparent_}});
   }
   absl::MutexLock lock(&mutex_);

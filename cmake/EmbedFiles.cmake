@@ -1,0 +1,15 @@
+# Run at build time by certkv_embed_files: writes files as bytes of a C++ source.
+string(REPLACE " " ";" FILES "${FILES}")
+set(text "#include \"absl/strings/string_view.h\"\nnamespace ${NAMESPACE} {\n")
+set(cases "")
+set(index 0)
+foreach(file IN LISTS FILES)
+  file(READ "${ROOT}/${file}" hex HEX)
+  string(REGEX REPLACE "([0-9a-f][0-9a-f])" "0x\\1," bytes "${hex}")
+  string(APPEND text "static const unsigned char kFile${index}[] = {${bytes}};\n")
+  string(APPEND cases "  if (path == \"${file}\") return {reinterpret_cast<const char*>(kFile${index}), sizeof(kFile${index})};\n")
+  math(EXPR index "${index} + 1")
+endforeach()
+string(APPEND text "absl::string_view ${FUNCTION}(absl::string_view path);\n"
+       "absl::string_view ${FUNCTION}(absl::string_view path) {\n${cases}  return {};\n}\n}  // namespace ${NAMESPACE}\n")
+file(WRITE "${OUTPUT}" "${text}")
