@@ -88,6 +88,7 @@ class ReportBook {
 
   bool wants_lease() const { return account_ == nullptr && !released_ && !closing_; }
   bool is_closing() const { return closing_; }
+  bool is_released() const { return released_; }  // reads are exact; open another request
   bool is_incomplete() const { return incomplete_; }
   size_t waiting_count() const { return waiting_.size(); }
 
