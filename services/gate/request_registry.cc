@@ -43,13 +43,14 @@ void CountAnswer(const ReportBatch& batch, const ReportAnswer& answer, GateCount
 std::vector<RiskRank> FirstRanks(const RiskIndex& index, const RiskQuery& query,
                                  const std::optional<RiskRank>& after, size_t count,
                                  int64_t* matching) {
+  // Without texts to look for, the request itself, elsewhere in memory, is not touched.
+  const bool has_texts = !query.filter.tenant.empty() || !query.filter.model.empty() ||
+                         !query.filter.label_part.empty();
   // A heap whose front is the last of those kept.
   std::vector<RiskRank> kept;
   for (const RiskIndex::Cell& cell : index.cells()) {
-    if (cell.request == nullptr || !cell.Matches(query.filter) ||
-        !cell.request->MatchesTexts(query.filter)) {
-      continue;
-    }
+    if (cell.request == nullptr || !cell.Matches(query.filter)) continue;
+    if (has_texts && !cell.request->MatchesTexts(query.filter)) continue;
     const auto [first, second] = cell.Rank(query.order);
     // Names are compared only where the numbers are the same.
     if (after.has_value() && first >= after->first &&
@@ -58,7 +59,13 @@ std::vector<RiskRank> FirstRanks(const RiskIndex& index, const RiskQuery& query,
     }
     ++*matching;
     // Most of many requests are told apart from the last one kept without their name.
-    if (kept.size() == count && first < kept.front().first) continue;
+    if (kept.size() == count) {
+      const RiskRank& last = kept.front();
+      if (first < last.first || (first == last.first && second < last.second)) continue;
+      if (first == last.first && second == last.second && cell.request->name() > last.request) {
+        continue;
+      }
+    }
     RiskRank rank{first, second, cell.request->name()};
     if (kept.size() == count) {
       if (!(rank < kept.front())) continue;
