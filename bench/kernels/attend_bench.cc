@@ -20,6 +20,7 @@
 #include "bench/kernels/attend_variants.h"
 #include "bench/kernels/bench_data.h"
 #include "bench/kernels/bench_report.h"
+#include "bench/kernels/progressive_bench.h"
 #include "bench/kernels/step_bench.h"
 #include "kernels/core/check.h"
 
@@ -32,6 +33,10 @@ ABSL_FLAG(std::vector<std::string>, groups, std::vector<std::string>({"1", "4", 
 ABSL_FLAG(double, cache_factor, 8,
           "working set of each variant in last-level caches; 0 reads one head, from the cache");
 ABSL_FLAG(bool, steps, true, "also the finishing step and sealing");
+ABSL_FLAG(bool, dense, true, "the dense reads");
+ABSL_FLAG(bool, progressive, true, "also reads that skip");
+ABSL_FLAG(std::string, trace, "tests/data/smollm2-135m-4-layers.safetensors",
+          "for reads that skip; empty: planted data alone");
 ABSL_FLAG(std::string, json, "", "file to write the results to");
 
 namespace certkv::bench {
@@ -192,18 +197,32 @@ std::vector<int32_t> Numbers(const std::vector<std::string>& texts) {
   return numbers;
 }
 
+void AddProgressiveRows(nlohmann::json* rows) {
+  const ProgressiveOptions options = {absl::GetFlag(FLAGS_rounds),
+                                      absl::GetFlag(FLAGS_heads_per_round),
+                                      absl::GetFlag(FLAGS_cache_factor)};
+  for (const int32_t group_size : Numbers(absl::GetFlag(FLAGS_groups))) {
+    AddPlantedRows(options, absl::GetFlag(FLAGS_tokens), group_size, rows);
+  }
+  const std::string trace = absl::GetFlag(FLAGS_trace);
+  if (trace.empty()) return;
+  for (const int32_t tokens : {0, 32768, 131072}) AddTraceRows(options, trace, tokens, rows);
+}
+
 int Main() {
   nlohmann::json rows = nlohmann::json::array();
   const bool steps = absl::GetFlag(FLAGS_steps);
   absl::PrintF("%-34s %7s %8s %8s %7s %7s  %s\n", "variant", "B/token", "ns/token", "wall",
                "vs F16", "of read", "certificate");
   for (const int32_t dim : Numbers(absl::GetFlag(FLAGS_dims))) {
+    if (!absl::GetFlag(FLAGS_dense)) break;
     for (const int32_t group_size : Numbers(absl::GetFlag(FLAGS_groups))) {
       const bool first = group_size == 1 && dim == 128;
       RunShape({dim, group_size, absl::GetFlag(FLAGS_tokens)}, steps && first, &rows);
     }
     if (steps) AddSealRows(dim, absl::GetFlag(FLAGS_rounds), &rows);
   }
+  if (absl::GetFlag(FLAGS_progressive)) AddProgressiveRows(&rows);
   nlohmann::json results = DescribeRun();
   results["rounds"] = absl::GetFlag(FLAGS_rounds);
   std::printf("%s\n", results.dump(2).c_str());

@@ -31,11 +31,18 @@ ReadMemory::ReadMemory(const AttendArgs& args) {
 }
 
 std::shared_ptr<SealedCache> MakeSealedCache(const VariantShape& shape) {
+  return MakeSealedCache(
+      shape, [&shape](int32_t tile, std::vector<uint16_t>* keys, std::vector<uint16_t>* values) {
+        FillOriginals(tile, shape.dim, keys, values);
+      });
+}
+
+std::shared_ptr<SealedCache> MakeSealedCache(const VariantShape& shape, const FillTile& fill) {
   const CacheSpec spec = BenchSpec(shape.key_format, shape.value_format, shape.dim,
                                    shape.group_size, shape.witness_bands);
   const auto bytes_min = std::max<int64_t>(
       1, static_cast<int64_t>(shape.cache_factor * static_cast<double>(LastLevelCacheBytes())));
-  return std::make_shared<SealedCache>(spec, shape.tile_count, bytes_min);
+  return std::make_shared<SealedCache>(spec, shape.tile_count, bytes_min, fill);
 }
 
 Variant::Variant(std::string name, const VariantShape& shape, std::shared_ptr<SealedCache> cache,

@@ -70,7 +70,9 @@ class Variant {
   bool scheduled_ = false;
 };
 
+// Of FillOriginals' numbers, or of others.
 std::shared_ptr<SealedCache> MakeSealedCache(const VariantShape& shape);
+std::shared_ptr<SealedCache> MakeSealedCache(const VariantShape& shape, const FillTile& fill);
 
 // The kernels that Attend runs here, and the same without the certificate (null where there are
 // none).

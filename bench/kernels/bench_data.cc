@@ -47,7 +47,8 @@ void FillOriginals(uint64_t seed, int32_t dim, std::vector<uint16_t>* keys,
   }
 }
 
-SealedCache::SealedCache(const CacheSpec& spec, int32_t tile_count, int64_t bytes_min)
+SealedCache::SealedCache(const CacheSpec& spec, int32_t tile_count, int64_t bytes_min,
+                         const FillTile& fill)
     : layout_(MakeTileLayout(spec, 0)),
       tile_count_(tile_count),
       head_count_(static_cast<int32_t>((bytes_min + head_bytes() - 1) / head_bytes())),
@@ -56,7 +57,7 @@ SealedCache::SealedCache(const CacheSpec& spec, int32_t tile_count, int64_t byte
   std::vector<uint16_t> values;
   heads_.resize(head_count_);
   for (int32_t tile = 0; tile < tile_count; ++tile) {
-    FillOriginals(tile, spec.head_dim, &keys, &values);
+    fill(tile, &keys, &values);
     QuantizeTileArgs args{};
     args.spec = &spec;
     args.layout = &layout_;

@@ -3,6 +3,7 @@
 #define CERTKV_BENCH_KERNELS_BENCH_DATA_H_
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "kernels/core/cache_spec.h"
@@ -26,12 +27,16 @@ class HugeBuffer {
   uint8_t* data_;
 };
 
+// Originals of one tile, [64][dim] keys and values.
+using FillTile =
+    std::function<void(int32_t tile, std::vector<uint16_t>* keys, std::vector<uint16_t>* values)>;
+
 // One layer of `head_count` KV heads, each `tile_count` tiles: per head an array of scan records,
 // then an array of detail records. All heads hold the same numbers at different addresses: a read
 // of one head finds none of its bytes in a cache.
 class SealedCache {
  public:
-  SealedCache(const CacheSpec& spec, int32_t tile_count, int64_t bytes_min);
+  SealedCache(const CacheSpec& spec, int32_t tile_count, int64_t bytes_min, const FillTile& fill);
   int32_t head_count() const { return head_count_; }
   int64_t size_bytes() const { return head_count_ * head_bytes(); }
   int64_t head_bytes() const { return tile_count_ * layout_.tile_bytes(); }

@@ -116,7 +116,11 @@ json ToJson(const ReadCertificate& certificate) {
           {"output_error_bound", certificate.output_error_bound},
           {"rung", RungName(certificate.rung)},
           {"outcome", OutcomeName(certificate.outcome)},
-          {"repair_bytes", certificate.repair_bytes}};
+          {"repair_bytes", certificate.repair_bytes},
+          {"read_tokens", certificate.read_tokens},
+          {"skipped_tokens", certificate.skipped_tokens},
+          {"read_bytes", certificate.read_bytes},
+          {"skipped_share", certificate.skipped_share}};
 }
 
 absl::Status AttendTrace(const GlobalOptions& global, const AttendOptions& options) {
@@ -130,11 +134,14 @@ absl::Status AttendTrace(const GlobalOptions& global, const AttendOptions& optio
                                   put.trace->layer_count() - 1));
   }
   Tolerances tolerances;
-  tolerances.tv_tolerance = options.tv_tolerance;
+  // What isn't asked for is as loose as it can be: the policy's holds then.
+  tolerances.tv_tolerance = options.tv_tolerance >= 0 ? options.tv_tolerance : 1.0f;
+  tolerances.skip_tolerance = options.skip_tolerance >= 0 ? options.skip_tolerance : 0.99f;
   client::RequestOptions request_options;
   request_options.label = absl::StrCat("certkv attend ", options.trace_path);
   request_options.read_mode = mode;
-  if (options.tv_tolerance >= 0) request_options.tolerances = &tolerances;
+  if (options.tv_tolerance >= 0 || options.skip_tolerance >= 0)
+    request_options.tolerances = &tolerances;
   const std::string id =
       options.request_id.empty() ? absl::StrCat("cli-", RandomId() % 1000000) : options.request_id;
   CERTKV_ASSIGN_OR_RETURN(const std::unique_ptr<Request> request,
@@ -143,7 +150,7 @@ absl::Status AttendTrace(const GlobalOptions& global, const AttendOptions& optio
                           Attention::Open(*put.worker, *put.sequence, *request));
   Table table;
   for (const char* title : {"layer", "head", "worst-case TV", "first read", "value term",
-                            "output bound", "rung", "outcome", "re-read"}) {
+                            "output bound", "rung", "outcome", "re-read", "skipped"}) {
     table.AddColumn(title);
   }
   json data = {{"request", absl::StrCat("requests/", id)}, {"certificates", json::array()}};
@@ -158,12 +165,12 @@ absl::Status AttendTrace(const GlobalOptions& global, const AttendOptions& optio
     CERTKV_RETURN_IF_ERROR(results[0].status);
     for (const ReadCertificate& certificate : results[0].certificates) {
       data["certificates"].push_back(ToJson(certificate));
-      table.AddRow({absl::StrCat(certificate.layer), absl::StrCat(certificate.query_head),
-                    FormatBound(certificate.worst_case_tv),
-                    FormatBound(certificate.first_worst_case_tv),
-                    FormatBound(certificate.value_term),
-                    FormatBound(certificate.output_error_bound), RungName(certificate.rung),
-                    OutcomeName(certificate.outcome), FormatBytes(certificate.repair_bytes)});
+      table.AddRow(
+          {absl::StrCat(certificate.layer), absl::StrCat(certificate.query_head),
+           FormatBound(certificate.worst_case_tv), FormatBound(certificate.first_worst_case_tv),
+           FormatBound(certificate.value_term), FormatBound(certificate.output_error_bound),
+           RungName(certificate.rung), OutcomeName(certificate.outcome),
+           FormatBytes(certificate.repair_bytes), FormatCount(certificate.skipped_tokens)});
     }
   }
   CERTKV_ASSIGN_OR_RETURN(const client::RiskSummary risk, request->Close());

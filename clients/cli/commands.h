@@ -34,10 +34,11 @@ int RunPut(const GlobalOptions& global, const PutOptions& options);
 struct AttendOptions {
   std::string trace_path;
   std::string format = "K8V4";
-  std::string request_id;   // "" = a random one
-  int32_t layer = -1;       // index in the trace; -1 = all
-  int64_t position = -1;    // one of the trace's query positions; -1 = the last
-  float tv_tolerance = -1;  // < 0 = the policy's
+  std::string request_id;     // "" = a random one
+  int32_t layer = -1;         // index in the trace; -1 = all
+  int64_t position = -1;      // one of the trace's query positions; -1 = the last
+  float tv_tolerance = -1;    // < 0 = the policy's
+  float skip_tolerance = -1;  // < 0 = the policy's
   std::string mode = "enforce";
 };
 int RunAttend(const GlobalOptions& global, const AttendOptions& options);
@@ -77,6 +78,7 @@ struct PolicyOptions {
   float tv_tolerance = -1;
   float value_tolerance = -1;
   float output_tolerance = -1;
+  float skip_tolerance = -1;
 };
 int RunPolicy(const GlobalOptions& global, const PolicyOptions& options);
 

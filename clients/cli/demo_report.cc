@@ -20,16 +20,20 @@ std::string CertificateTable(const std::vector<DemoRunResult>& runs) {
   Table table;
   table.AddColumn("format", Table::Align::kLeft);
   for (const char* title :
-       {"tolerance", "capacity", "reads", "certified at\nfirst read", "worst true TV\nunrepaired",
-        "worst true TV\nserved", "worst\nbound", "bounds\nviolated", "uncertified\noutputs"}) {
+       {"tolerance", "may\nskip", "capacity", "reads", "tokens\nread", "certified at\nfirst read",
+        "worst true TV\nunrepaired", "worst true TV\nserved", "worst\nbound", "bounds\nviolated",
+        "uncertified\noutputs"}) {
     table.AddColumn(title);
   }
   for (const DemoRunResult& run : runs) {
-    table.AddRow({run.format, FormatBound(run.tv_tolerance), absl::StrFormat("%.2fx", run.capacity),
-                  FormatCount(run.reads), FormatPercent(run.coverage),
-                  FormatBound(run.worst_unrepaired_tv), FormatBound(run.worst_true_tv),
-                  FormatBound(run.worst_bound), FormatCount(run.violations),
-                  FormatCount(run.uncertified_outputs)});
+    const auto tokens =
+        static_cast<double>(std::max<int64_t>(run.read_tokens + run.skipped_tokens, 1));
+    table.AddRow({run.format, FormatBound(run.tv_tolerance), FormatBound(run.skip_tolerance),
+                  absl::StrFormat("%.2fx", run.capacity), FormatCount(run.reads),
+                  FormatPercent(static_cast<double>(run.read_tokens) / tokens),
+                  FormatPercent(run.coverage), FormatBound(run.worst_unrepaired_tv),
+                  FormatBound(run.worst_true_tv), FormatBound(run.worst_bound),
+                  FormatCount(run.violations), FormatCount(run.uncertified_outputs)});
   }
   return table.Render();
 }
@@ -123,6 +127,10 @@ std::string DemoReportJson(const Trace& trace, const std::vector<DemoRunResult>&
     report["runs"].push_back({
         {"format", run.format},
         {"tv_tolerance", run.tv_tolerance},
+        {"skip_tolerance", run.skip_tolerance},
+        {"read_tokens", run.read_tokens},
+        {"skipped_tokens", run.skipped_tokens},
+        {"read_bytes", run.read_bytes},
         {"reads", run.reads},
         {"failed_reads", run.failed_reads},
         {"capacity", run.capacity},

@@ -23,6 +23,7 @@ struct DemoRunOptions {
   std::string format_name;  // ParseFormat
   FormatChoice format;
   float tv_tolerance = 0.2f;
+  float skip_tolerance = 0;  // the policy of the server has to allow it
 };
 
 // Share of reads per bucket, log-spaced, for the drawing.
@@ -35,6 +36,7 @@ struct DemoHistogram {
 struct DemoRunResult {
   std::string format;
   float tv_tolerance = 0;
+  float skip_tolerance = 0;
   int64_t tokens = 0;
   int64_t reads = 0;           // one per query head
   int64_t failed_reads = 0;    // ended in an error: no output
@@ -47,6 +49,9 @@ struct DemoRunResult {
   std::map<Rung, int64_t> repairs;  // reads by highest rung, kNone left out
   int64_t exact_outputs = 0;
   int64_t repair_bytes = 0;
+  int64_t read_tokens = 0;  // in full, summed over the reads
+  int64_t skipped_tokens = 0;
+  int64_t read_bytes = 0;
   double worst_bound = 0;            // largest worst_case_tv of a served read
   double worst_true_tv = 0;          // largest true total variation of a served read
   double worst_unrepaired_tv = 0;    // what it would have been without repair

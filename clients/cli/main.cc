@@ -66,6 +66,10 @@ void AddPutAndAttend(CLI::App& app, Parsed& parsed) {
                      "when left out");
   attend->add_option("--tv-tolerance", options.tv_tolerance, "Tighter than the policy's, in [0, 1]")
       ->check(CLI::Range(0.0, 1.0));
+  attend
+      ->add_option("--skip-tolerance", options.skip_tolerance,
+                   "Part of it that may be spent on skipping tokens, at most the policy's")
+      ->check(CLI::Range(0.0, 0.99));
   attend->add_option("--mode", options.mode, "enforce, observe or exact")->capture_default_str();
   attend->callback([&parsed] { parsed.exit_code = RunAttend(parsed.global, parsed.attend); });
 }
@@ -108,6 +112,10 @@ void AddPolicyChanges(CLI::App& command, PolicyOptions& options) {
   command
       .add_option("--output-tolerance", options.output_tolerance, "At least 0; 0 means no limit")
       ->check(CLI::NonNegativeNumber);
+  command
+      .add_option("--skip-tolerance", options.skip_tolerance,
+                  "Part of the tv tolerance that may be spent on skipping tokens; 0 reads all")
+      ->check(CLI::Range(0.0, 0.99));
 }
 
 void AddOperation(CLI::App& app, Parsed& parsed) {

@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "kernels/core/half.h"
 #include "kernels/core/limits.h"
 #include "kernels/core/status.h"
+#include "kernels/ops/attend_progressive.h"
 #include "kernels/ops/quantize_tile.h"
 
 namespace certkv::cli {
@@ -90,15 +92,20 @@ absl::StatusOr<std::vector<float>> DecodeServedKeys(const client::Worker& worker
 std::vector<double> ComputeServedSoftmax(const CacheSpec& spec, const client::LayerKv& layer,
                                          int32_t query_head, const float* query,
                                          absl::Span<const float> decoded,
-                                         absl::Span<const uint8_t> key_from_original,
+                                         absl::Span<const uint8_t> tile_sources,
                                          int64_t token_end) {
   const int32_t kv_head = query_head / spec.group_size;
   std::vector<double> logits;
   logits.reserve(token_end);
   for (int64_t t = 0; t < token_end; ++t) {
     const auto tile = static_cast<size_t>(t / kTileTokens);
+    const int source = tile < tile_sources.size() ? tile_sources[tile] : 0;
+    if ((source >> (kSkippedShift + t % kTileTokens / kSubBlockTokens) & 1) != 0) {
+      logits.push_back(-std::numeric_limits<double>::infinity());
+      continue;
+    }
     double dot = 0;
-    if (tile < key_from_original.size() && key_from_original[tile] != 0) {
+    if ((source & kSourceOriginalKeys) != 0) {
       const int64_t row = t * spec.kv_head_count + kv_head;
       dot = OriginalDot(spec, layer.keys + row * spec.head_dim, query);
     } else {

@@ -32,13 +32,13 @@ absl::StatusOr<std::vector<float>> DecodeServedKeys(const client::Worker& worker
                                                     const client::LayerKv& layer,
                                                     int32_t layer_index, int32_t kv_head);
 
-// The softmax that a read served: keys of tile t are `decoded` where `key_from_original[t]` is 0,
-// the originals otherwise. [tokens read], tokens from 0.
+// The softmax that a read served: keys of tile t are the originals where `tile_sources[t]` says so
+// (kSourceOriginalKeys), `decoded` otherwise; sub-blocks that it says were skipped (kSkippedShift)
+// have weight 0. Tiles beyond it are decoded. [tokens read], tokens from 0.
 std::vector<double> ComputeServedSoftmax(const CacheSpec& spec, const client::LayerKv& layer,
                                          int32_t query_head, const float* query,
                                          absl::Span<const float> decoded,
-                                         absl::Span<const uint8_t> key_from_original,
-                                         int64_t token_end);
+                                         absl::Span<const uint8_t> tile_sources, int64_t token_end);
 
 double TotalVariation(absl::Span<const double> p, absl::Span<const double> q);
 double Distance(absl::Span<const double> exact, absl::Span<const float> served);

@@ -36,8 +36,9 @@ struct ReadResult {
   // CheckUsed.
   bool canary = false;
   int64_t read_time_ns = 0;
-  // With SetAudit(true): [query_head_count][tiles], kSource bits of kernels/ops/attend.h, for the
-  // tiles that the read looked at, the sequence's tile `first_tile` first.
+  // With SetAudit(true): [query_head_count][tiles], kSource bits of kernels/ops/attend.h, and from
+  // bit kSkippedShift of kernels/ops/attend_progressive.h on the sub-blocks that were skipped, for
+  // the tiles that the read looked at, the sequence's tile `first_tile` first.
   std::vector<uint8_t> tile_sources;
   int32_t first_tile = 0;
 };

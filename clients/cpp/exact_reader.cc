@@ -187,6 +187,7 @@ absl::Status ReadKvHead(const AttendArgs& args, int32_t first_head, const ReadRe
     record.value_term = certificate.value_term;
     record.output_error_bound = certificate.output_error_bound;
     record.value_radius = certificate.value_radius;
+    record.read_tokens = args.token_end - args.token_begin;
     record.rung = Rung::kLayer;
     record.outcome = Outcome::kExact;
     record.key_format = key_format;

@@ -32,6 +32,10 @@ absl::Status ValidateTolerances(const Tolerances& tolerances) {
     return InvalidTolerance("output_tolerance", tolerances.output_tolerance,
                             "finite and >= 0 (0 = no limit)");
   }
+  if (!(tolerances.skip_tolerance >= 0 && tolerances.skip_tolerance < 1)) {
+    return InvalidTolerance("skip_tolerance", tolerances.skip_tolerance,
+                            "in [0, 1) (0 = read everything)");
+  }
   return absl::OkStatus();
 }
 
@@ -92,13 +96,18 @@ const char* OutcomeName(Outcome outcome) {
 HeadTerms TermsOf(const PolicyLease& lease, int32_t layer, int32_t query_head) {
   HeadTerms terms{lease.tolerances, lease.read_mode == ReadMode::kExact};
   float ruled = -1;
+  float ruled_skip = -1;
   for (const HeadRule& rule : lease.head_rules) {
     if (rule.layer != layer || (rule.query_head >= 0 && rule.query_head != query_head)) continue;
     terms.exact = terms.exact || rule.exact;
     if (rule.tv_tolerance >= 0)
       ruled = ruled < 0 ? rule.tv_tolerance : std::min(ruled, rule.tv_tolerance);
+    if (rule.skip_tolerance >= 0) {
+      ruled_skip = ruled_skip < 0 ? rule.skip_tolerance : std::min(ruled_skip, rule.skip_tolerance);
+    }
   }
   if (ruled >= 0) terms.tolerances.tv_tolerance = ruled;
+  if (ruled_skip >= 0) terms.tolerances.skip_tolerance = ruled_skip;
   return terms;
 }
 
@@ -126,11 +135,11 @@ absl::Status ValidatePolicyLease(const PolicyLease& lease) {
   }
   for (const HeadRule& rule : lease.head_rules) {
     if (!(rule.layer >= 0 && rule.layer < kLayersMax) || rule.query_head < -1 ||
-        !(rule.tv_tolerance <= 1)) {
-      return InvalidLease(absl::StrCat("policy lease has a head rule of layer ", rule.layer,
-                                       ", query head ", rule.query_head, ", tv_tolerance ",
-                                       rule.tv_tolerance, "; must be a layer in [0, ", kLayersMax,
-                                       "), a head or -1, and at most 1"));
+        !(rule.tv_tolerance <= 1) || !(rule.skip_tolerance < 1)) {
+      return InvalidLease(absl::StrCat(
+          "policy lease has a head rule of layer ", rule.layer, ", query head ", rule.query_head,
+          ", tv_tolerance ", rule.tv_tolerance, ", skip_tolerance ", rule.skip_tolerance,
+          "; must be a layer in [0, ", kLayersMax, "), a head or -1, at most 1, and below 1"));
     }
   }
   return ValidateTolerances(lease.tolerances);

@@ -17,6 +17,9 @@ struct Tolerances {
   float tv_tolerance = 0.2f;      // largest worst_case_tv, [0, 1]
   float value_tolerance = 0.1f;   // largest value_term / value_radius, >= 0
   float output_tolerance = 0.0f;  // largest output_error_bound, value units; 0 = no limit
+  // Part of tv_tolerance that a read may spend on not reading tokens in full, [0, 1); at most half
+  // of tv_tolerance is used. 0 = read everything (docs/bounds.md, section 9).
+  float skip_tolerance = 0.0f;
 };
 // Errors: InvalidArgument [TOLERANCE_INVALID], naming field, value and range. NaN fails.
 absl::Status ValidateTolerances(const Tolerances& tolerances);
@@ -51,10 +54,11 @@ const char* OutcomeName(Outcome outcome);  // "certified", ...
 
 // Other terms for one layer or one head of it.
 struct HeadRule {
-  int32_t layer = 0;           // in [0, kLayersMax)
-  int32_t query_head = -1;     // -1 = all of the layer
-  bool exact = false;          // read from originals only
-  float tv_tolerance = -1.0f;  // instead of the lease's; < 0 = the lease's
+  int32_t layer = 0;             // in [0, kLayersMax)
+  int32_t query_head = -1;       // -1 = all of the layer
+  bool exact = false;            // read from originals only
+  float tv_tolerance = -1.0f;    // instead of the lease's; < 0 = the lease's
+  float skip_tolerance = -1.0f;  // the same
   friend bool operator==(const HeadRule&, const HeadRule&) = default;
 };
 inline constexpr int32_t kHeadRulesMax = 64;  // of one lease
@@ -105,6 +109,11 @@ struct ReadCertificate {
   // Of the layer's blocks; 0 = not said. Values of KeyFormat and ValueFormat.
   uint8_t key_format = 0;
   uint8_t value_format = 0;
+  // How much was read for it, in the pass that was accepted.
+  int64_t read_tokens = 0;     // in full: keys and values
+  int64_t skipped_tokens = 0;  // of their keys the coarse half alone, of their values nothing
+  int64_t read_bytes = 0;      // of records, originals and tail
+  float skipped_share = 0.0f;  // [0, 1] the part of worst_case_tv that the skipped tokens cost
 };
 
 // Do the bounds of `certificate` meet `tolerances`? A limited bound that is NaN or infinite never

@@ -51,6 +51,10 @@ inline int32_t ProgressiveAtomsMax(const AttendArgs& args) {
   return ProgressiveSinkAtom(args) + 1 + kSubBlocksPerTile * (args.tile_count + 2);
 }
 
+// In a record of where tiles were read from (kSource bits): bit kSkippedShift + b says that
+// sub-block b was skipped. Never an argument of Attend.
+inline constexpr int kSkippedShift = 4;
+
 // G, T, d_v as in AttendResult, A = ProgressiveAtomsMax.
 struct ProgressiveResult {
   float* outputs;            // [G][d_v], or null when not wanted

@@ -29,6 +29,13 @@ struct CertifierCounters {
   std::atomic<int64_t> heads_by_format[kFormatCount][kFormatCount][6]{};
   std::atomic<int64_t> repair_bytes{0};        // originals read again for repairs
   std::atomic<int64_t> attend_passes{0};       // calls of the attention kernel
+  // Progressive reads. Tokens are counted per query head, of reads answered.
+  std::atomic<int64_t> skipping_heads{0};      // heads that skipped tokens
+  std::atomic<int64_t> skip_misses{0};         // times a head skipped too much and read more
+  std::atomic<int64_t> unskippable_heads{0};   // allowed to skip, but their format can't
+  std::atomic<int64_t> read_tokens{0};         // tokens read in full
+  std::atomic<int64_t> skipped_tokens{0};      // and those skipped
+  std::atomic<int64_t> read_bytes{0};          // bytes of records, originals and tails
   std::atomic<int64_t> tiles_verified{0};      // tiles whose checksums were recomputed
   std::atomic<int64_t> originals_verified{0};  // tiles whose originals' checksum was recomputed
   LatencyHistogram read_seconds;               // from a read's first KV head to its last
@@ -40,6 +47,10 @@ struct CertifierCounters {
                    [static_cast<int>(certificate.rung)]
                        .fetch_add(1, std::memory_order_relaxed);
     repair_bytes.fetch_add(certificate.repair_bytes, std::memory_order_relaxed);
+    if (certificate.skipped_tokens > 0) skipping_heads.fetch_add(1, std::memory_order_relaxed);
+    read_tokens.fetch_add(certificate.read_tokens, std::memory_order_relaxed);
+    skipped_tokens.fetch_add(certificate.skipped_tokens, std::memory_order_relaxed);
+    read_bytes.fetch_add(certificate.read_bytes, std::memory_order_relaxed);
   }
 
   // Counts an error under its reason ("" becomes the code's name).

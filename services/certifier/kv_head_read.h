@@ -9,6 +9,7 @@
 #include "absl/types/span.h"
 #include "kernels/core/policy.h"
 #include "kernels/ops/attend.h"
+#include "kernels/ops/attend_progressive.h"
 #include "kernels/ops/finish_certificate.h"
 #include "services/certifier/counters.h"
 #include "services/certifier/read_kernels.h"
@@ -24,11 +25,15 @@ namespace certkv::certifier {
 // attention itself may be far off, and no output is given.
 inline constexpr float kExactWorstCaseTvMax = 0.0625f;
 
+// Reads of fewer tiles don't skip: two passes cost more than they save (docs/performance.md).
+inline constexpr int32_t kSkippingTilesMin = 8;
+
 // What one KV head's read writes. G = group size.
 struct KvHeadResult {
   absl::Span<ReadCertificate> certificates;  // [G]
   absl::Span<float> outputs;                 // [G][d_v], or empty when not wanted
-  absl::Span<uint8_t> tile_sources;          // [G][tile_count of the plan], or empty
+  absl::Span<uint8_t> tile_sources;          // [G][tile_count of the plan], or empty; also which
+                                             // sub-blocks were skipped (kSkippedShift)
   // Taken from the policy's budget for the heads of this result; to be given back when the read
   // ends in an error. Written also on error.
   int64_t reserved_units = 0;
@@ -47,23 +52,42 @@ class KvHeadRead {
   absl::Status Run(KvHeadResult* result);
 
  private:
-  // State of one query head.
-  enum class State : uint8_t { kPending, kDone };
+  // Of what a pass read for one head.
+  struct Amount {
+    int64_t read_tokens = 0;
+    int64_t skipped_tokens = 0;
+    int64_t bytes = 0;
+  };
 
   int32_t group_size() const { return plan_.cache->spec().group_size; }
   uint8_t* sources(int32_t g) { return workspace_->sources.data() + int64_t{g} * plan_.tile_count; }
 
-  // Reads the heads listed in pass_heads_ once and certifies them.
+  // How much of its tolerance head g may spend on skipping in its first read; 0 = it reads all.
+  float FirstSkip(int32_t g);
+  // Lists in pass_heads_ the pending heads that skip, or those that don't; false when there is
+  // none.
+  bool SelectHeads(bool skipping);
+  // Reads the heads listed in pass_heads_ once and certifies them; the second skips.
   absl::Status Pass(KvHeadResult* result);
+  absl::Status SkippingPass(KvHeadResult* result);
   absl::Status HoldOriginalsOfPass();
   AttendArgs PassArgs();
-  absl::Status Finish(const AttendArgs& args, int32_t pass_index, float value_radius,
+  // `finish_args` of the pass, to which this adds what both kinds of pass have in common.
+  absl::Status Finish(FinishArgs finish_args, int32_t pass_index, float value_radius,
                       ReadCertificate* certificate);
-  // Accepts head pass_heads_[pass_index], or moves it up the ladder; true when it is done.
-  absl::StatusOr<bool> Decide(const AttendArgs& args, int32_t pass_index, KvHeadResult* result);
-  absl::Status Accept(int32_t pass_index, Outcome outcome, KvHeadResult* result);
+  // Accepts head pass_heads_[pass_index], or moves it up the ladder.
+  absl::Status Decide(const AttendArgs& args, int32_t pass_index, KvHeadResult* result);
+  // Accepts it, or lets it skip less.
+  absl::Status DecideSkipping(int32_t pass_index, KvHeadResult* result);
+  // Takes it from the budget; false, and the head is to be exact, when there is too little.
+  bool TakeFromBudget(int32_t g, KvHeadResult* result);
+  absl::Status Accept(int32_t pass_index, Outcome outcome, const Amount& amount,
+                      KvHeadResult* result);
   bool IsExact(int32_t g);
   int64_t RepairBytes(int32_t g);
+  int64_t TailBytes() const;
+  Amount AmountOf(int32_t g);
+  Amount SkippingAmountOf(int32_t pass_index) const;
 
   const ReadPlan& plan_;
   const int32_t kv_head_;
@@ -73,8 +97,11 @@ class KvHeadRead {
   ReadTiles tiles_;
   int32_t pass_count_ = 0;                  // heads in the present pass
   int32_t pass_heads_[kGroupSizeMax] = {};  // their numbers in the group
-  bool first_pass_ = true;
-  HeadTerms terms_[kGroupSizeMax];  // what each head of the group must satisfy
+  // Of each head of the group.
+  HeadTerms terms_[kGroupSizeMax];       // what it must satisfy
+  bool is_pending_[kGroupSizeMax] = {};  // not accepted yet
+  bool was_read_[kGroupSizeMax] = {};
+  float skip_[kGroupSizeMax] = {};  // what its next read may skip; 0: nothing, from now on
 };
 
 }  // namespace certkv::certifier

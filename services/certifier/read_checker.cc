@@ -74,7 +74,7 @@ ExactAttention ExactAttentionOf(const FakeCache& fake, const ReadRequest& reques
 }
 
 double ServedTotalVariation(const AttendArgs& args, int32_t g, const ReadPlan& plan,
-                            const ExactAttention& exact) {
+                            const ExactAttention& exact, const uint8_t* sub_blocks_read) {
   const CacheSpec& spec = plan.cache->spec();
   const int64_t first_token = int64_t{plan.first_block} * spec.block_tokens;
   const float* query = args.queries + int64_t{g} * spec.head_dim;
@@ -84,8 +84,13 @@ double ServedTotalVariation(const AttendArgs& args, int32_t g, const ReadPlan& p
   for (int64_t t = args.token_begin; t < args.token_end; ++t) {
     const int64_t tile = t / kTileTokens;
     const bool in_tail = tile >= args.tile_count;
+    if (!in_tail && sub_blocks_read != nullptr &&
+        (sub_blocks_read[tile] >> (t % kTileTokens / kSubBlockTokens) & 1) == 0) {
+      continue;  // skipped: its served weight is 0
+    }
     const bool original =
-        in_tail || (args.tile_sources[int64_t{g} * args.tile_count + tile] & kSourceOriginalKeys);
+        in_tail || (args.tile_sources != nullptr &&
+                    args.tile_sources[int64_t{g} * args.tile_count + tile] & kSourceOriginalKeys);
     if (!original && decoded_tile != tile) {
       CERTKV_CHECK(DequantizeTile(*args.layout, args.tiles[tile].scan, args.tiles[tile].detail,
                                   decoded.data(), nullptr)
@@ -141,19 +146,31 @@ absl::Status ReadChecker::Read(const View& view, const ReadRequest& request, int
   outputs_.assign(int64_t{spec.query_head_count()} * spec.value_dim,
                   std::numeric_limits<float>::quiet_NaN());
   ReadKernels watched = kernels_;
-  watched.attend = [this, &request, &spec](const AttendArgs& args, const AttendResult& result,
-                                           void* workspace) {
-    CERTKV_RETURN_IF_ERROR(kernels_.attend(args, result, workspace));
+  const auto watch = [this, &request, &spec](const AttendArgs& args,
+                                             const uint8_t* sub_blocks_read) {
     for (int32_t g = 0; g < args.group_size; ++g) {
       // Which head is it? The one whose query it is.
       const float* row = args.queries + int64_t{g} * spec.head_dim;
       for (int32_t head = 0; head < spec.query_head_count(); ++head) {
         const float* query = request.queries.data() + int64_t{head} * spec.head_dim;
         if (!std::equal(row, row + spec.head_dim, query)) continue;
-        true_tv_[head] = ServedTotalVariation(args, g, *plan_, exact_[head]);
+        const uint8_t* read =
+            sub_blocks_read == nullptr ? nullptr : sub_blocks_read + int64_t{g} * args.tile_count;
+        true_tv_[head] = ServedTotalVariation(args, g, *plan_, exact_[head], read);
       }
     }
     if (after_attend) after_attend();
+  };
+  watched.attend = [this, &watch](const AttendArgs& args, const AttendResult& result,
+                                  void* workspace) {
+    CERTKV_RETURN_IF_ERROR(kernels_.attend(args, result, workspace));
+    watch(args, nullptr);
+    return absl::OkStatus();
+  };
+  watched.attend_progressive = [this, &watch](const ProgressiveArgs& args,
+                                              const ProgressiveResult& result, void* workspace) {
+    CERTKV_RETURN_IF_ERROR(kernels_.attend_progressive(args, result, workspace));
+    watch(args.read, result.sub_blocks_read);
     return absl::OkStatus();
   };
   const ReadEngine engine(watched, &counters_);
@@ -196,6 +213,15 @@ void ReadChecker::CheckHead(const ReadPlan& plan, int32_t query_head) {
   const Tolerances& tolerances = terms.tolerances;
   if (terms.exact && plan.mode != ReadMode::kObserve && certificate.outcome != Outcome::kExact) {
     violate("not EXACT although its lease says so");
+  }
+  const int64_t covered = certificate.read_tokens + certificate.skipped_tokens;
+  if (covered != plan.token_end - plan.token_begin || certificate.read_bytes <= 0) {
+    violate("its record says ", certificate.read_tokens, " tokens read, ",
+            certificate.skipped_tokens, " skipped, ", certificate.read_bytes, " bytes");
+  }
+  if (certificate.skipped_tokens > 0 &&
+      (tolerances.skip_tolerance == 0 || certificate.rung != Rung::kNone)) {
+    violate("skipped ", certificate.skipped_tokens, " tokens though it must not");
   }
   switch (certificate.outcome) {
     case Outcome::kCertified:

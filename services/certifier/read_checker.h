@@ -27,9 +27,10 @@ ExactAttention ExactAttentionOf(const FakeCache& fake, const ReadRequest& reques
                                 int32_t query_head);
 
 // Total variation between what `args` serves for head `g` of a pass and `exact`, in double. The
-// tiles are those of `plan`.
+// tiles are those of `plan`; `sub_blocks_read` [tiles] has a bit for each sub-block that the head
+// read, null = all.
 double ServedTotalVariation(const AttendArgs& args, int32_t g, const ReadPlan& plan,
-                            const ExactAttention& exact);
+                            const ExactAttention& exact, const uint8_t* sub_blocks_read);
 
 // One read of everything, checked.
 class ReadChecker {

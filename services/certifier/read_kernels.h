@@ -6,6 +6,7 @@
 
 #include "absl/status/status.h"
 #include "kernels/ops/attend.h"
+#include "kernels/ops/attend_progressive.h"
 #include "kernels/ops/backend.h"
 #include "kernels/ops/finish_certificate.h"
 
@@ -13,17 +14,23 @@ namespace certkv::certifier {
 
 struct ReadKernels {
   std::function<absl::Status(const AttendArgs&, const AttendResult&, void*)> attend;
+  std::function<absl::Status(const ProgressiveArgs&, const ProgressiveResult&, void*)>
+      attend_progressive;
   std::function<absl::Status(const FinishArgs&, FinishWorkspace*, Certificate*)> finish;
   // Recompute the checksums of quantized tiles on every read, not once per generation of a slot: a
   // bit that flips later is found by the next read, not by the store's next scrub.
   bool verify_every_read = false;
 };
 
-// Both by `backend`.
+// All by `backend`.
 inline ReadKernels KernelsOf(Backend backend) {
   return {
       .attend = [backend](const AttendArgs& args, const AttendResult& result,
                           void* workspace) { return Attend(backend, args, result, workspace); },
+      .attend_progressive =
+          [backend](const ProgressiveArgs& args, const ProgressiveResult& result, void* workspace) {
+            return AttendProgressive(backend, args, result, workspace);
+          },
       .finish =
           [backend](const FinishArgs& args, FinishWorkspace* workspace, Certificate* certificate) {
             return FinishCertificate(backend, args, workspace, certificate);

@@ -46,19 +46,21 @@ TEST_P(ReadPropertyTest, IsCertifiedWithinToleranceOrExactAndNothingElse) {
   std::mt19937_64 random(seed);
   std::array<int64_t, 6> rungs{};
   int64_t heads = 0;
+  int64_t skipping = 0;
   double tightest = 0;
   for (int sequence = 0; sequence < 8; ++sequence) {
     const CacheSpec spec = RandomSpec(&random);
     ASSERT_TRUE(ValidateCacheSpec(spec).ok()) << ValidateCacheSpec(spec);
-    const int64_t token_count = 1 + random() % 300;
-    FakeCache fake(spec, 8);
+    const int64_t token_count = 1 + random() % 900;
+    FakeCache fake(spec, 16);
     fake.Put(RandomSequence(spec, token_count, Pick({0.3f, 1.0f, 3.0f}, &random), &random));
     ReadChecker checker(&fake, KernelsOf(Backend::kCpu));
     BudgetBook book(1000);
     for (int read = 0; read < 32; ++read) {
       PolicyLease lease = TestLease({.tv_tolerance = Pick({0.3f, 0.1f, 0.02f, 0.003f}, &random),
                                      .value_tolerance = Pick({0.5f, 0.05f, 0.01f}, &random),
-                                     .output_tolerance = Pick({0.0f, 0.0f, 1.0f}, &random)});
+                                     .output_tolerance = Pick({0.0f, 0.0f, 1.0f}, &random),
+                                     .skip_tolerance = Pick({0.0f, 0.02f, 0.1f, 0.5f}, &random)});
       lease.lease_id = 1 + read;
       if (random() % 4 == 0) {
         lease.risk_mode = RiskMode::kCumulative;
@@ -80,6 +82,7 @@ TEST_P(ReadPropertyTest, IsCertifiedWithinToleranceOrExactAndNothingElse) {
         const ReadCertificate& certificate = checker.certificates()[head];
         ++heads;
         ++rungs[static_cast<int>(certificate.rung)];
+        skipping += certificate.skipped_tokens > 0;
         if (certificate.outcome == Outcome::kExact || certificate.worst_case_tv < 1e-3f) continue;
         tightest = std::max(tightest, checker.true_tv()[head] / certificate.worst_case_tv);
       }
@@ -87,9 +90,10 @@ TEST_P(ReadPropertyTest, IsCertifiedWithinToleranceOrExactAndNothingElse) {
   }
   std::cout << "seed " << seed << ": " << heads << " heads, none " << rungs[1] << ", values "
             << rungs[2] << ", keys " << rungs[3] << ", head " << rungs[4] << ", layer " << rungs[5]
-            << ", largest true TV / bound " << tightest << "\n";
+            << ", skipping " << skipping << ", largest true TV / bound " << tightest << "\n";
   EXPECT_LE(tightest, 1.0);
   EXPECT_GT(tightest, 0.02);  // the bound is not vacuous
+  EXPECT_GT(skipping, 0);
 }
 
 INSTANTIATE_TEST_SUITE_P(Seeds, ReadPropertyTest, ::testing::Range(0, 10));

@@ -7,6 +7,7 @@
 
 #include "kernels/core/limits.h"
 #include "kernels/core/tile_layout.h"
+#include "kernels/ops/attend_progressive.h"
 
 namespace certkv::certifier {
 namespace {
@@ -46,8 +47,12 @@ WorkspaceShape ShapeOfRead(const CacheSpec& spec, const TileLayout& layout, int3
   args.tail_key_stride = spec.head_dim;
   args.tail_value_stride = spec.value_dim;
   args.token_end = int64_t{tile_count} * kTileTokens + tail_count;
-  return {spec.group_size, spec.head_dim,         spec.value_dim,
-          tile_count,      AttendAtomCount(args), AttendWorkspaceBytes(args)};
+  return {spec.group_size,
+          spec.head_dim,
+          spec.value_dim,
+          tile_count,
+          std::max(AttendAtomCount(args), ProgressiveAtomsMax(args)),
+          std::max(AttendWorkspaceBytes(args), ProgressiveWorkspaceBytes(args))};
 }
 
 WorkspaceShape ShapeOfReads(const CacheSpec& spec, int64_t token_count) {
@@ -82,6 +87,10 @@ void ReadWorkspace::Reserve(const WorkspaceShape& wanted) {
   Grow(&tile_value_error, heads * shape.tile_count);
   Grow(&value_term, heads);
   Grow(&rounding_term, heads);
+  Grow(&pass_skip_tolerance, heads);
+  Grow(&atom_count, heads);
+  Grow(&skipped_lse_nat, heads);
+  Grow(&sub_blocks_read, heads * shape.tile_count);
   if (shape.attend_bytes > shape_.attend_bytes) {
     attend_scratch_.reset(static_cast<uint8_t*>(
         ::operator new[](static_cast<size_t>(shape.attend_bytes), kScratchAlignment)));

@@ -22,8 +22,8 @@ struct WorkspaceShape {
   int32_t head_dim = 0;      // d
   int32_t value_dim = 0;     // d_v
   int64_t tile_count = 0;    // T
-  int64_t atom_count = 0;    // A
-  int64_t attend_bytes = 0;  // scratch of Attend
+  int64_t atom_count = 0;    // A, of Attend and AttendProgressive
+  int64_t attend_bytes = 0;  // scratch of both
 
   // The smallest shape with room for both.
   void Include(const WorkspaceShape& other);
@@ -62,6 +62,11 @@ class ReadWorkspace {
   std::vector<float> tile_value_error;  // [G][T]
   std::vector<float> value_term;        // [G]
   std::vector<float> rounding_term;     // [G]
+  // And of AttendProgressive alone.
+  std::vector<float> pass_skip_tolerance;  // [G]
+  std::vector<int32_t> atom_count;         // [G]
+  std::vector<float> skipped_lse_nat;      // [G]
+  std::vector<uint8_t> sub_blocks_read;    // [G][T]
 
  private:
   struct AlignedDelete {

@@ -163,6 +163,12 @@ void CertifierServer::Core::LogCounters() {
        {"heads_layer", by_rung(Rung::kLayer)},
        {"repair_bytes", counters_.repair_bytes.load()},
        {"attend_passes", counters_.attend_passes.load()},
+       {"skipping_heads", counters_.skipping_heads.load()},
+       {"skip_misses", counters_.skip_misses.load()},
+       {"unskippable_heads", counters_.unskippable_heads.load()},
+       {"read_tokens", counters_.read_tokens.load()},
+       {"skipped_tokens", counters_.skipped_tokens.load()},
+       {"read_bytes", counters_.read_bytes.load()},
        {"errors", errors}});
 }
 

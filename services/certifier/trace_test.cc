@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <iostream>
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "kernels/core/half.h"
 #include "kernels/core/safetensors.h"
 #include "services/certifier/fake_cache.h"
@@ -72,7 +74,10 @@ class TraceTest : public ::testing::Test {
     BudgetBook book(1);
     const auto view = fake.OpenView(TestLease(tolerances), &book);
     std::array<int64_t, 6> rungs{};
+    share_read_.clear();
     for (int32_t layer = 0; layer < 4; ++layer) {
+      int64_t tokens = 0;
+      int64_t read_tokens = 0;
       const auto words = Words(*file_, absl::StrCat("layers.", kTraceLayers[layer], ".query"));
       for (size_t i = 0; i < positions_.size(); i += 16) {
         std::vector<float> queries(kQueryHeads * kHeadDim);
@@ -87,24 +92,43 @@ class TraceTest : public ::testing::Test {
         EXPECT_TRUE(status.ok()) << status;
         for (const auto& certificate : checker.certificates()) {
           ++rungs[static_cast<int>(certificate.rung)];
+          read_tokens += certificate.read_tokens;
+          tokens += certificate.read_tokens + certificate.skipped_tokens;
         }
       }
+      share_read_.push_back(static_cast<double>(read_tokens) / static_cast<double>(tokens));
     }
     EXPECT_THAT(checker.violations(), IsEmpty());
     std::cout << KeyFormatName(key_format) << " at " << tolerances.tv_tolerance << ": none "
               << rungs[1] << ", values " << rungs[2] << ", keys " << rungs[3] << ", head "
               << rungs[4] << ", layer " << rungs[5] << ", bytes read again "
-              << checker.counters().repair_bytes << "\n";
+              << checker.counters().repair_bytes << "; skip " << tolerances.skip_tolerance
+              << ": share read by layer " << absl::StrJoin(share_read_, ", ") << ", misses "
+              << checker.counters().skip_misses << "\n";
     return rungs;
   }
 
   std::unique_ptr<SafetensorsFile> file_;
   std::vector<int32_t> positions_;
+  std::vector<double> share_read_;  // of the tokens of the last ReadAll, by layer
 };
 
 TEST_F(TraceTest, K8IsCertifiedAtFirstSightAtTheDefaultTolerance) {
   const auto rungs = ReadAll(KeyFormat::kK8, {.tv_tolerance = 0.2f, .value_tolerance = 1});
   EXPECT_GE(rungs[1], 4 * 4 * kQueryHeads * 99 / 100);
+}
+
+// The same contract for reads that skip; ReadAll checks each against the truth.
+TEST_F(TraceTest, ReadsOfARealModelSkipWithinTheirTolerance) {
+  for (const KeyFormat format : {KeyFormat::kK8, KeyFormat::kK6}) {
+    for (const float skip : {0.05f, 0.1f}) {
+      const auto rungs =
+          ReadAll(format, {.tv_tolerance = 0.2f, .value_tolerance = 1, .skip_tolerance = skip});
+      // K6 has little room left at this tolerance; it repairs as it does without skipping.
+      EXPECT_GE(rungs[1], 4 * 4 * kQueryHeads * (format == KeyFormat::kK8 ? 9 : 5) / 10);
+      EXPECT_LT(*std::min_element(share_read_.begin(), share_read_.end()), 0.9);
+    }
+  }
 }
 
 TEST_F(TraceTest, K8ClimbsAtATightTolerance) {

@@ -227,11 +227,28 @@ TEST(ConvertTest, CertificateGoesThereAndBackWithInfiniteBounds) {
                                     .rung = Rung::kKeys,
                                     .outcome = Outcome::kCertified,
                                     .first_worst_case_tv = 0.75f,
-                                    .repair_bytes = 4096};
+                                    .repair_bytes = 4096,
+                                    .read_tokens = 100,
+                                    .skipped_tokens = 900,
+                                    .read_bytes = 123456,
+                                    .skipped_share = 0.125f};
   const auto back = ReadCertificateFromProto(ReadCertificateToProto(certificate));
   ASSERT_TRUE(back.ok()) << back.status();
   EXPECT_EQ(ReadCertificateToProto(*back).SerializeAsString(),
             ReadCertificateToProto(certificate).SerializeAsString());
+  EXPECT_EQ(back->read_tokens, 100);
+  EXPECT_EQ(back->skipped_tokens, 900);
+  EXPECT_EQ(back->read_bytes, 123456);
+  EXPECT_EQ(back->skipped_share, 0.125f);
+}
+
+TEST(ConvertTest, SkipTolerancesGoThereAndBackAndAreChecked) {
+  type::Tolerances proto = TolerancesToProto({.tv_tolerance = 0.2f, .skip_tolerance = 0.05f});
+  EXPECT_EQ(TolerancesFromProto(proto)->skip_tolerance, 0.05f);
+  for (const float bad : {-0.1f, 1.0f, std::numeric_limits<float>::quiet_NaN()}) {
+    proto.set_skip_tolerance(bad);
+    EXPECT_EQ(ReasonOf(TolerancesFromProto(proto).status()), "TOLERANCE_INVALID") << bad;
+  }
 }
 
 TEST(ConvertTest, CertificateRefusesEveryFieldOutOfRange) {
@@ -261,6 +278,8 @@ TEST(ConvertTest, CertificateRefusesEveryFieldOutOfRange) {
   EXPECT_THAT(message_after([](C* c) { c->set_outcome(static_cast<type::Outcome>(9)); }),
               HasSubstr("outcome"));
   EXPECT_THAT(message_after([](C* c) { c->set_repair_bytes(-1); }), HasSubstr("repair_bytes"));
+  EXPECT_THAT(message_after([](C* c) { c->set_skipped_tokens(-1); }), HasSubstr("skipped_tokens"));
+  EXPECT_THAT(message_after([](C* c) { c->set_skipped_share(kNan); }), HasSubstr("skipped_share"));
 }
 
 }  // namespace

@@ -168,7 +168,8 @@ type::BlockHandle BlockHandleToProto(const BlockHandle& handle) {
 absl::StatusOr<Tolerances> TolerancesFromProto(const type::Tolerances& proto) {
   const Tolerances tolerances{.tv_tolerance = proto.tv_tolerance(),
                               .value_tolerance = proto.value_tolerance(),
-                              .output_tolerance = proto.output_tolerance()};
+                              .output_tolerance = proto.output_tolerance(),
+                              .skip_tolerance = proto.skip_tolerance()};
   CERTKV_RETURN_IF_ERROR(ValidateTolerances(tolerances));
   return tolerances;
 }
@@ -178,6 +179,7 @@ type::Tolerances TolerancesToProto(const Tolerances& tolerances) {
   proto.set_tv_tolerance(tolerances.tv_tolerance);
   proto.set_value_tolerance(tolerances.value_tolerance);
   proto.set_output_tolerance(tolerances.output_tolerance);
+  proto.set_skip_tolerance(tolerances.skip_tolerance);
   return proto;
 }
 
@@ -230,10 +232,12 @@ absl::StatusOr<PolicyLease> PolicyLeaseFromProto(const type::PolicyLease& proto)
   }
   lease.canary_share = proto.canary_share();
   for (const type::HeadRule& rule : proto.head_rules()) {
-    lease.head_rules.push_back({.layer = rule.layer(),
-                                .query_head = rule.query_head(),
-                                .exact = rule.exact(),
-                                .tv_tolerance = rule.tv_tolerance()});
+    lease.head_rules.push_back(
+        {.layer = rule.layer(),
+         .query_head = rule.query_head(),
+         .exact = rule.exact(),
+         .tv_tolerance = rule.tv_tolerance(),
+         .skip_tolerance = rule.has_skip_tolerance() ? rule.skip_tolerance() : -1.0f});
   }
   CERTKV_RETURN_IF_ERROR(ValidatePolicyLease(lease));
   return lease;
@@ -257,6 +261,7 @@ type::PolicyLease PolicyLeaseToProto(const PolicyLease& lease) {
     out->set_query_head(rule.query_head);
     out->set_exact(rule.exact);
     out->set_tv_tolerance(rule.tv_tolerance);
+    if (rule.skip_tolerance >= 0) out->set_skip_tolerance(rule.skip_tolerance);
   }
   return proto;
 }
@@ -311,6 +316,14 @@ absl::StatusOr<ReadCertificate> ReadCertificateFromProto(const type::Certificate
   if (!(proto.failure_probability() >= 0 && proto.failure_probability() <= 1)) {
     return out_of_range("failure_probability", proto.failure_probability(), "in [0, 1]");
   }
+  for (const int64_t count : {proto.read_tokens(), proto.skipped_tokens(), proto.read_bytes()}) {
+    if (count < 0) {
+      return out_of_range("read_tokens, skipped_tokens or read_bytes", count, ">= 0");
+    }
+  }
+  if (!(proto.skipped_share() >= 0 && proto.skipped_share() <= 1)) {
+    return out_of_range("skipped_share", proto.skipped_share(), "in [0, 1]");
+  }
   return ReadCertificate{.layer = proto.layer(),
                          .query_head = proto.query_head(),
                          .query_position = proto.query_position(),
@@ -324,7 +337,11 @@ absl::StatusOr<ReadCertificate> ReadCertificateFromProto(const type::Certificate
                          .repair_bytes = proto.repair_bytes(),
                          .failure_probability = proto.failure_probability(),
                          .key_format = static_cast<uint8_t>(proto.key_format()),
-                         .value_format = static_cast<uint8_t>(proto.value_format())};
+                         .value_format = static_cast<uint8_t>(proto.value_format()),
+                         .read_tokens = proto.read_tokens(),
+                         .skipped_tokens = proto.skipped_tokens(),
+                         .read_bytes = proto.read_bytes(),
+                         .skipped_share = proto.skipped_share()};
 }
 
 type::Certificate ReadCertificateToProto(const ReadCertificate& certificate) {
@@ -343,6 +360,10 @@ type::Certificate ReadCertificateToProto(const ReadCertificate& certificate) {
   proto.set_failure_probability(certificate.failure_probability);
   proto.set_key_format(static_cast<type::KeyFormat>(certificate.key_format));
   proto.set_value_format(static_cast<type::ValueFormat>(certificate.value_format));
+  proto.set_read_tokens(certificate.read_tokens);
+  proto.set_skipped_tokens(certificate.skipped_tokens);
+  proto.set_read_bytes(certificate.read_bytes);
+  proto.set_skipped_share(certificate.skipped_share);
   return proto;
 }
 

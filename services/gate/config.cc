@@ -17,6 +17,11 @@ void AddPolicyFields(gate::Policy* policy, ConfigSection* section) {
   section->AddDouble("output_tolerance", &policy->tolerances.output_tolerance,
                      {.min = 0, .max = 1e30}, "value units",
                      "largest bound on the whole output error; 0 means none");
+  section->AddDouble("skip_tolerance", &policy->tolerances.skip_tolerance, {.min = 0, .max = 0.99},
+                     "",
+                     "part of tv_tolerance that a read may spend on not reading tokens in full; "
+                     "at most half of tv_tolerance is used, and 0 reads everything "
+                     "(docs/bounds.md, section 9)");
   section->AddEnum<ReadMode>("read_mode", &policy->read_mode,
                              {{"enforce", ReadMode::kEnforce},
                               {"observe", ReadMode::kObserve},
@@ -86,6 +91,8 @@ ConfigSection OverrideSection(PolicyOverrideText* one) {
                      "with a layer: only this head; -1 means all");
   section.AddDouble("tv_tolerance", &one->tv_tolerance, {.min = -1, .max = 1}, "",
                     "instead of the policy's; -1 means as there");
+  section.AddDouble("skip_tolerance", &one->skip_tolerance, {.min = -1, .max = 0.99}, "",
+                    "instead of the policy's; -1 means as there");
   section.AddDouble("value_tolerance", &one->value_tolerance, {.min = -1, .max = 1e6}, "",
                     "instead of the policy's; -1 means as there; not with a layer");
   section.AddDouble("output_tolerance", &one->output_tolerance, {.min = -1, .max = 1e30},
@@ -109,6 +116,7 @@ gate::PolicyOverride FromText(const PolicyOverrideText& text) {
   one.layer = text.layer;
   one.query_head = text.query_head;
   if (text.tv_tolerance >= 0) one.tv_tolerance = static_cast<float>(text.tv_tolerance);
+  if (text.skip_tolerance >= 0) one.skip_tolerance = static_cast<float>(text.skip_tolerance);
   if (text.value_tolerance >= 0) one.value_tolerance = static_cast<float>(text.value_tolerance);
   if (text.output_tolerance >= 0) one.output_tolerance = static_cast<float>(text.output_tolerance);
   if (text.cumulative_budget >= 0) one.cumulative_budget = text.cumulative_budget;

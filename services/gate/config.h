@@ -20,6 +20,7 @@ struct PolicyOverrideText {
   int32_t layer = -1;
   int32_t query_head = -1;
   double tv_tolerance = -1;
+  double skip_tolerance = -1;
   double value_tolerance = -1;
   double output_tolerance = -1;
   double cumulative_budget = -1;

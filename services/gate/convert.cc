@@ -32,6 +32,7 @@ absl::StatusOr<PolicyOverride> OverrideFromProto(const v1::PolicyOverride& proto
   if (proto.has_layer()) one.layer = proto.layer();
   if (proto.has_query_head()) one.query_head = proto.query_head();
   if (proto.has_tv_tolerance()) one.tv_tolerance = proto.tv_tolerance();
+  if (proto.has_skip_tolerance()) one.skip_tolerance = proto.skip_tolerance();
   if (proto.has_value_tolerance()) one.value_tolerance = proto.value_tolerance();
   if (proto.has_output_tolerance()) one.output_tolerance = proto.output_tolerance();
   if (proto.has_cumulative_budget()) one.cumulative_budget = proto.cumulative_budget();
@@ -47,6 +48,7 @@ void OverrideToProto(const PolicyOverride& one, v1::PolicyOverride* proto) {
   if (one.layer >= 0) proto->set_layer(one.layer);
   if (one.query_head >= 0) proto->set_query_head(one.query_head);
   if (one.tv_tolerance.has_value()) proto->set_tv_tolerance(*one.tv_tolerance);
+  if (one.skip_tolerance.has_value()) proto->set_skip_tolerance(*one.skip_tolerance);
   if (one.value_tolerance.has_value()) proto->set_value_tolerance(*one.value_tolerance);
   if (one.output_tolerance.has_value()) proto->set_output_tolerance(*one.output_tolerance);
   if (one.cumulative_budget.has_value()) proto->set_cumulative_budget(*one.cumulative_budget);

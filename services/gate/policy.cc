@@ -14,11 +14,12 @@ absl::Status Invalid(absl::string_view field, const absl::AlphaNum& seen, absl::
                    absl::StrCat("policy's ", field, " is ", seen, ", must be ", range));
 }
 
-// "tv 0.2, value 0.1, output none"
+// "tv 0.2, value 0.1, output none, skip 0"
 std::string Describe(const Tolerances& tolerances) {
   return absl::StrCat(
       "tv ", tolerances.tv_tolerance, ", value ", tolerances.value_tolerance, ", output ",
-      tolerances.output_tolerance == 0 ? "none" : absl::StrCat(tolerances.output_tolerance));
+      tolerances.output_tolerance == 0 ? "none" : absl::StrCat(tolerances.output_tolerance),
+      ", skip ", tolerances.skip_tolerance);
 }
 
 }  // namespace
@@ -99,6 +100,7 @@ Policy ResolvePolicy(const Policy& policy, const std::string& tenant, const std:
     tolerances.tv_tolerance = one.tv_tolerance.value_or(tolerances.tv_tolerance);
     tolerances.value_tolerance = one.value_tolerance.value_or(tolerances.value_tolerance);
     tolerances.output_tolerance = one.output_tolerance.value_or(tolerances.output_tolerance);
+    tolerances.skip_tolerance = one.skip_tolerance.value_or(tolerances.skip_tolerance);
     resolved.read_mode = one.read_mode.value_or(resolved.read_mode);
     resolved.cumulative_budget = one.cumulative_budget.value_or(resolved.cumulative_budget);
   }
@@ -111,7 +113,8 @@ std::vector<HeadRule> HeadRulesOf(const Policy& resolved) {
     rules.push_back({.layer = one.layer,
                      .query_head = one.query_head,
                      .exact = one.read_mode == ReadMode::kExact,
-                     .tv_tolerance = one.tv_tolerance.value_or(-1)});
+                     .tv_tolerance = one.tv_tolerance.value_or(-1),
+                     .skip_tolerance = one.skip_tolerance.value_or(-1)});
   }
   return rules;
 }
@@ -142,12 +145,13 @@ bool IsAsTightAs(const Tolerances& a, const Tolerances& b) {
   const bool output_is_tight = b.output_tolerance == 0 ||
                                (a.output_tolerance > 0 && a.output_tolerance <= b.output_tolerance);
   return a.tv_tolerance <= b.tv_tolerance && a.value_tolerance <= b.value_tolerance &&
-         output_is_tight;
+         output_is_tight && a.skip_tolerance <= b.skip_tolerance;
 }
 
 Tolerances Tightest(const Tolerances& a, const Tolerances& b) {
   Tolerances tightest;
   tightest.tv_tolerance = std::min(a.tv_tolerance, b.tv_tolerance);
+  tightest.skip_tolerance = std::min(a.skip_tolerance, b.skip_tolerance);
   tightest.value_tolerance = std::min(a.value_tolerance, b.value_tolerance);
   tightest.output_tolerance = a.output_tolerance == 0 ? b.output_tolerance
                               : b.output_tolerance == 0

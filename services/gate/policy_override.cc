@@ -32,8 +32,8 @@ absl::Status ValidateLayer(const PolicyOverride& one) {
   if (other_mode || one.value_tolerance.has_value() || one.output_tolerance.has_value() ||
       one.cumulative_budget.has_value()) {
     return Invalid(absl::StrCat(Describe(one),
-                                ": for a layer or head only tv_tolerance and read_mode exact can "
-                                "differ"));
+                                ": for a layer or head only tv_tolerance, skip_tolerance and "
+                                "read_mode exact can differ"));
   }
   return absl::OkStatus();
 }
@@ -44,19 +44,21 @@ absl::Status ValidateOverride(const PolicyOverride& one) {
   if (one.layer != -1 || one.query_head != -1) CERTKV_RETURN_IF_ERROR(ValidateLayer(one));
   if (!one.tv_tolerance.has_value() && !one.value_tolerance.has_value() &&
       !one.output_tolerance.has_value() && !one.read_mode.has_value() &&
-      !one.cumulative_budget.has_value()) {
+      !one.cumulative_budget.has_value() && !one.skip_tolerance.has_value()) {
     return Invalid(absl::StrCat(Describe(one), " changes nothing; say what differs, or drop it"));
   }
   const float tv = one.tv_tolerance.value_or(0);
   const float value = one.value_tolerance.value_or(0);
   const float output = one.output_tolerance.value_or(0);
+  const float skip = one.skip_tolerance.value_or(0);
   const double budget = one.cumulative_budget.value_or(1);
   if (!(tv >= 0 && tv <= 1) || !(value >= 0 && std::isfinite(value)) ||
-      !(output >= 0 && std::isfinite(output)) || !(budget > 0 && budget <= kBudgetMax)) {
-    return Invalid(absl::StrCat(Describe(one), " has tv_tolerance ", tv, ", value_tolerance ",
-                                value, ", output_tolerance ", output, ", cumulative_budget ",
-                                budget, "; must be in [0, 1], >= 0, >= 0 and in (0, ", kBudgetMax,
-                                "]"));
+      !(output >= 0 && std::isfinite(output)) || !(budget > 0 && budget <= kBudgetMax) ||
+      !(skip >= 0 && skip < 1)) {
+    return Invalid(absl::StrCat(
+        Describe(one), " has tv_tolerance ", tv, ", value_tolerance ", value, ", output_tolerance ",
+        output, ", cumulative_budget ", budget, ", skip_tolerance ", skip,
+        "; must be in [0, 1], >= 0, >= 0, in (0, ", kBudgetMax, "] and in [0, 1)"));
   }
   return absl::OkStatus();
 }

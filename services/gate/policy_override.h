@@ -23,6 +23,7 @@ struct PolicyOverride {
   int32_t query_head = -1;  // with a layer: -1 = all its heads
   // What differs.
   std::optional<float> tv_tolerance = {};
+  std::optional<float> skip_tolerance = {};
   std::optional<float> value_tolerance = {};     // not with a layer
   std::optional<float> output_tolerance = {};    // not with a layer
   std::optional<ReadMode> read_mode = {};        // with a layer: kExact only

@@ -29,6 +29,9 @@ TEST(PolicyOverrideTest, RefusesWhatMakesNoSense) {
   EXPECT_EQ(reason({.cumulative_budget = 0}), "POLICY_INVALID");
   EXPECT_EQ(reason({.layer = 1, .read_mode = ReadMode::kExact}), "");
   EXPECT_EQ(reason({.layer = 1, .query_head = 2, .tv_tolerance = 0.1f}), "");
+  EXPECT_EQ(reason({.layer = 1, .query_head = 2, .skip_tolerance = 0.0f}), "");
+  EXPECT_EQ(reason({.skip_tolerance = 1.0f}), "POLICY_INVALID");
+  EXPECT_EQ(reason({.skip_tolerance = std::nanf("")}), "POLICY_INVALID");
   EXPECT_EQ(reason({.tenant = "a", .read_mode = ReadMode::kObserve}), "");
 }
 
@@ -56,6 +59,13 @@ TEST(PolicyOverrideTest, TheLaterOfTwoHoldsAndOnlyForWhomItConcerns) {
   const auto rules = HeadRulesOf(ResolvePolicy(policy, "b", ""));
   ASSERT_EQ(rules.size(), 1u);
   EXPECT_EQ(rules[0], (HeadRule{.layer = 4, .query_head = -1, .tv_tolerance = 0.05f}));
+  policy.tolerances.skip_tolerance = 0.1f;
+  policy.overrides = {{.tenant = "a", .skip_tolerance = 0.05f},
+                      {.tenant = "a", .layer = 3, .query_head = 1, .skip_tolerance = 0.0f}};
+  EXPECT_EQ(ResolvePolicy(policy, "a", "").tolerances.skip_tolerance, 0.05f);
+  EXPECT_EQ(ResolvePolicy(policy, "b", "").tolerances.skip_tolerance, 0.1f);
+  EXPECT_EQ(HeadRulesOf(ResolvePolicy(policy, "a", "")),
+            (std::vector<HeadRule>{{.layer = 3, .query_head = 1, .skip_tolerance = 0.0f}}));
 }
 
 TEST(PolicyOverrideTest, RefusesTenantsThatAreNotListedWhenOnlyThoseMayCome) {

@@ -95,6 +95,9 @@ std::vector<HeadRule> Request::RulesNow(const Policy& policy, ReadMode mode, int
     if (terms_.tolerances.has_value() && rule.tv_tolerance >= 0) {
       rule.tv_tolerance = std::min(rule.tv_tolerance, terms_.tolerances->tv_tolerance);
     }
+    if (terms_.tolerances.has_value() && rule.skip_tolerance >= 0) {
+      rule.skip_tolerance = std::min(rule.skip_tolerance, terms_.tolerances->skip_tolerance);
+    }
   }
   for (const HeadRule& rule : escalator_.Rules(now_ms)) rules.push_back(rule);
   return rules;

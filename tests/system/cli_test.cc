@@ -242,6 +242,10 @@ TEST(DemoTest, NoBoundIsViolatedAndTheLadderClimbs) {
   EXPECT_LT(runs[2]["coverage"], 1.0);  // FP8: some reads can't be certified and are repaired
   EXPECT_LT(runs[3]["coverage"], 0.5);  // 4-bit keys
   EXPECT_GT(runs[3]["worst_unrepaired_tv"], runs[3]["tv_tolerance"]);
+  EXPECT_EQ(runs[0]["skipped_tokens"], 0);
+  EXPECT_GT(runs[4]["skipped_tokens"], runs[4]["read_tokens"].get<int64_t>() / 10);
+  EXPECT_LT(runs[4]["read_bytes"], runs[0]["read_bytes"]);
+  EXPECT_LE(runs[4]["worst_bound"], 0.2);
 }
 
 }  // namespace
