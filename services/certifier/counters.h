@@ -27,8 +27,8 @@ struct CertifierCounters {
   std::atomic<int64_t> heads_by_outcome[4]{};  // index: Outcome; [0] unused
   // The same by KeyFormat and ValueFormat and by rung: docs/metrics.md.
   std::atomic<int64_t> heads_by_format[kFormatCount][kFormatCount][6]{};
-  std::atomic<int64_t> repair_bytes{0};        // originals read again for repairs
-  std::atomic<int64_t> attend_passes{0};       // calls of the attention kernel
+  std::atomic<int64_t> repair_bytes{0};   // originals read again for repairs
+  std::atomic<int64_t> attend_passes{0};  // calls of the attention kernel
   // Progressive reads. Tokens are counted per query head, of reads answered.
   std::atomic<int64_t> skipping_heads{0};      // heads that skipped tokens
   std::atomic<int64_t> skip_misses{0};         // times a head skipped too much and read more

@@ -266,6 +266,29 @@ type::PolicyLease PolicyLeaseToProto(const PolicyLease& lease) {
   return proto;
 }
 
+namespace {
+
+// What the record says of how much was read.
+absl::Status CheckAmounts(const type::Certificate& proto) {
+  if (proto.repair_bytes() < 0) {
+    return InvalidCertificate(proto, "repair_bytes", absl::AlphaNum(proto.repair_bytes()).Piece(),
+                              ">= 0");
+  }
+  for (const int64_t count : {proto.read_tokens(), proto.skipped_tokens(), proto.read_bytes()}) {
+    if (count < 0) {
+      return InvalidCertificate(proto, "read_tokens, skipped_tokens or read_bytes",
+                                absl::AlphaNum(count).Piece(), ">= 0");
+    }
+  }
+  if (!(proto.skipped_share() >= 0 && proto.skipped_share() <= 1)) {
+    return InvalidCertificate(proto, "skipped_share", absl::AlphaNum(proto.skipped_share()).Piece(),
+                              "in [0, 1]");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
 absl::StatusOr<ReadCertificate> ReadCertificateFromProto(const type::Certificate& proto) {
   constexpr int32_t kQueryHeadsMax = kKvHeadsMax * kGroupSizeMax;
   const auto out_of_range = [&proto](absl::string_view field, const absl::AlphaNum& seen,
@@ -310,20 +333,10 @@ absl::StatusOr<ReadCertificate> ReadCertificateFromProto(const type::Certificate
                         absl::StrCat(proto.key_format(), " or ", proto.value_format()),
                         "a known one, or not set");
   }
-  if (proto.repair_bytes() < 0) {
-    return out_of_range("repair_bytes", proto.repair_bytes(), ">= 0");
-  }
   if (!(proto.failure_probability() >= 0 && proto.failure_probability() <= 1)) {
     return out_of_range("failure_probability", proto.failure_probability(), "in [0, 1]");
   }
-  for (const int64_t count : {proto.read_tokens(), proto.skipped_tokens(), proto.read_bytes()}) {
-    if (count < 0) {
-      return out_of_range("read_tokens, skipped_tokens or read_bytes", count, ">= 0");
-    }
-  }
-  if (!(proto.skipped_share() >= 0 && proto.skipped_share() <= 1)) {
-    return out_of_range("skipped_share", proto.skipped_share(), "in [0, 1]");
-  }
+  CERTKV_RETURN_IF_ERROR(CheckAmounts(proto));
   return ReadCertificate{.layer = proto.layer(),
                          .query_head = proto.query_head(),
                          .query_position = proto.query_position(),
