@@ -35,12 +35,29 @@ struct Parsed {
   int exit_code = kExitOk;
 };
 
+// Runs a command, unless the files that its calls would be made with can't work.
+template <typename Command>
+void Run(Parsed& parsed, const Command& command) {
+  const absl::Status status = client::CheckAccess(parsed.global.services);
+  parsed.exit_code = status.ok() ? command() : Fail(status);
+}
+
 void AddGlobalOptions(CLI::App& app, Parsed& parsed) {
   client::Options& services = parsed.global.services;
   app.add_option("--target", services.kvstore_target,
                  "The store's address; certkvd serves all three there");
   app.add_option("--certifier", services.certifier_target, "The certifier's, if it is elsewhere");
   app.add_option("--gate", services.gate_target, "Gate's, if it is elsewhere");
+  app.add_option("--tenant", services.tenant, "Whose blocks and requests")
+      ->envname("CERTKV_TENANT");
+  app.add_option("--ca", services.ca_file, "PEM file of the server's authority: use TLS")
+      ->envname("CERTKV_CA_FILE");
+  app.add_option("--cert", services.certificate_file, "PEM file of this client's certificate")
+      ->envname("CERTKV_CERT_FILE");
+  app.add_option("--key", services.key_file, "PEM file of its private key")
+      ->envname("CERTKV_KEY_FILE");
+  app.add_option("--token-file", services.token_file, "File of a bearer token")
+      ->envname("CERTKV_TOKEN_FILE");
   app.add_option("--timeout-ms", services.rpc_timeout_ms, "Deadline of a call")
       ->check(CLI::Range(1, 3600000))
       ->capture_default_str();
@@ -52,7 +69,8 @@ void AddPutAndAttend(CLI::App& app, Parsed& parsed) {
   put->add_option("--trace", parsed.put.trace_path, "A certkv-trace-1 safetensors file")
       ->required();
   put->add_option("--format", parsed.put.format, kFormats)->capture_default_str();
-  put->callback([&parsed] { parsed.exit_code = RunPut(parsed.global, parsed.put); });
+  put->callback(
+      [&parsed] { Run(parsed, [&parsed] { return RunPut(parsed.global, parsed.put); }); });
 
   CLI::App* attend = app.add_subcommand("attend", "Read a trace's queries with certificates");
   AttendOptions& options = parsed.attend;
@@ -71,7 +89,8 @@ void AddPutAndAttend(CLI::App& app, Parsed& parsed) {
                    "Part of it that may be spent on skipping tokens, at most the policy's")
       ->check(CLI::Range(0.0, 0.99));
   attend->add_option("--mode", options.mode, "enforce, observe or exact")->capture_default_str();
-  attend->callback([&parsed] { parsed.exit_code = RunAttend(parsed.global, parsed.attend); });
+  attend->callback(
+      [&parsed] { Run(parsed, [&parsed] { return RunAttend(parsed.global, parsed.attend); }); });
 }
 
 void AddInspection(CLI::App& app, Parsed& parsed) {
@@ -80,10 +99,11 @@ void AddInspection(CLI::App& app, Parsed& parsed) {
   list->add_option("--limit", parsed.list.limit, "At most so many")
       ->check(CLI::Range(1, 1000000))
       ->capture_default_str();
-  list->callback([&parsed] { parsed.exit_code = RunList(parsed.global, parsed.list); });
+  list->callback(
+      [&parsed] { Run(parsed, [&parsed] { return RunList(parsed.global, parsed.list); }); });
 
   CLI::App* stats = app.add_subcommand("stats", "Occupancy and counters of the store");
-  stats->callback([&parsed] { parsed.exit_code = RunStats(parsed.global); });
+  stats->callback([&parsed] { Run(parsed, [&parsed] { return RunStats(parsed.global); }); });
 
   CLI::App* risk = app.add_subcommand("risk", "How risky is a request? Without one: a list");
   risk->add_option("request", parsed.risk.request_id, "The request's id");
@@ -92,14 +112,16 @@ void AddInspection(CLI::App& app, Parsed& parsed) {
   risk->add_option("--limit", parsed.risk.limit, "At most so many")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
-  risk->callback([&parsed] { parsed.exit_code = RunRisk(parsed.global, parsed.risk); });
+  risk->callback(
+      [&parsed] { Run(parsed, [&parsed] { return RunRisk(parsed.global, parsed.risk); }); });
 
   CLI::App* trace = app.add_subcommand("trace", "Look at trace files");
   trace->require_subcommand(1);
   CLI::App* info = trace->add_subcommand("info", "What a trace holds");
   info->add_option("file", parsed.trace_info_path, "The trace")->required();
-  info->callback(
-      [&parsed] { parsed.exit_code = RunTraceInfo(parsed.global, parsed.trace_info_path); });
+  info->callback([&parsed] {
+    Run(parsed, [&parsed] { return RunTraceInfo(parsed.global, parsed.trace_info_path); });
+  });
 }
 
 void AddPolicyChanges(CLI::App& command, PolicyOptions& options) {
@@ -129,13 +151,15 @@ void AddOperation(CLI::App& app, Parsed& parsed) {
   top->add_option("--interval-ms", parsed.top.interval_ms, "Between screens")
       ->check(CLI::Range(100, 3600000))
       ->capture_default_str();
-  top->callback([&parsed] { parsed.exit_code = RunTop(parsed.global, parsed.top); });
+  top->callback(
+      [&parsed] { Run(parsed, [&parsed] { return RunTop(parsed.global, parsed.top); }); });
 
   CLI::App* events = app.add_subcommand("events", "What happened to requests, the latest first");
   events->add_option("--limit", parsed.events.limit, "At most so many")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
-  events->callback([&parsed] { parsed.exit_code = RunEvents(parsed.global, parsed.events); });
+  events->callback(
+      [&parsed] { Run(parsed, [&parsed] { return RunEvents(parsed.global, parsed.events); }); });
 
   CLI::App* policy = app.add_subcommand("policy", "What gate asks of reads");
   policy->require_subcommand(1);
@@ -143,7 +167,7 @@ void AddOperation(CLI::App& app, Parsed& parsed) {
     CLI::App* command = policy->add_subcommand(name, text);
     command->callback([&parsed, action] {
       parsed.policy.action = action;
-      parsed.exit_code = RunPolicy(parsed.global, parsed.policy);
+      Run(parsed, [&parsed] { return RunPolicy(parsed.global, parsed.policy); });
     });
     return command;
   };
@@ -163,7 +187,8 @@ void AddDemo(CLI::App& app, Parsed& parsed) {
   demo->add_option("--json", parsed.demo.json_path, "Write the results to this file as JSON");
   demo->add_flag("--use-running", parsed.demo.use_running,
                  "Use the servers at --target instead of starting certkvd");
-  demo->callback([&parsed] { parsed.exit_code = RunDemoCommand(parsed.global, parsed.demo); });
+  demo->callback(
+      [&parsed] { Run(parsed, [&parsed] { return RunDemoCommand(parsed.global, parsed.demo); }); });
 }
 
 int Main(int argc, char** argv) {

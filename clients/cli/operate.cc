@@ -26,7 +26,7 @@ using nlohmann::json;
 
 std::unique_ptr<v1::Gate::Stub> GateStub(const GlobalOptions& global) {
   return v1::Gate::NewStub(
-      client::MakeChannel(client::ResolveTargets(global.services).gate_target));
+      client::MakeChannel(client::ResolveTargets(global.services).gate_target, global.services));
 }
 
 template <typename Request, typename Response>

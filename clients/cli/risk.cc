@@ -200,8 +200,8 @@ absl::Status ShowList(const GlobalOptions& global, v1::Gate::Stub& stub,
 }  // namespace
 
 int RunRisk(const GlobalOptions& global, const RiskOptions& options) {
-  const auto stub =
-      v1::Gate::NewStub(client::MakeChannel(client::ResolveTargets(global.services).gate_target));
+  const auto stub = v1::Gate::NewStub(
+      client::MakeChannel(client::ResolveTargets(global.services).gate_target, global.services));
   absl::Status status;
   if (options.request_id.empty()) {
     status = ShowList(global, *stub, options);

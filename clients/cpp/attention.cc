@@ -95,7 +95,8 @@ class AttentionImpl final : public Attention {
       : worker_(worker),
         sequence_(sequence),
         request_(request),
-        stub_(v1::Certifier::NewStub(MakeChannel(worker.options().certifier_target))) {}
+        stub_(v1::Certifier::NewStub(
+            MakeChannel(worker.options().certifier_target, worker.options()))) {}
 
   ~AttentionImpl() override {
     CloseStream();
@@ -183,6 +184,7 @@ absl::Status AttentionImpl::OpenView(const PolicyLease& lease) {
   const bool whole = block_count == sequence_.blocks().size();  // else UpdateView sends the rest
   if (whole) SetTail(request.mutable_tail());
   *request.mutable_policy() = PolicyLeaseToProto(lease);
+  request.set_tenant(worker_.options().tenant);
   v1::OpenViewResponse response;
   // Never retried here: a lost answer leaves a view that the certifier drops when idle.
   const absl::Status status =

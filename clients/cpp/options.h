@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <string>
 
+#include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 
 namespace certkv::client {
@@ -16,9 +17,16 @@ struct Options {
   std::string certifier_target;
   std::string gate_target;
   std::string worker_name = "worker";  // for people, in lists and errors
-  int64_t rpc_timeout_ms = 10000;      // deadline of a unary call
-  int64_t seal_timeout_ms = 120000;    // deadline of SealBlocks, which quantizes
-  int64_t lease_duration_ms = 30000;   // block leases; renewed at a third of it
+  std::string tenant;  // whose blocks and requests; "" = the only one the identity may act for
+  // Paths of PEM files, for targets that are not Unix sockets; each is read again when it changes.
+  std::string ca_file;           // whose certificate the server has; "" = no TLS
+  std::string certificate_file;  // this client's, where the server asks for one
+  std::string key_file;          // its private key
+  // Of a bearer token, which goes into every call; "" = none. Others may not read it.
+  std::string token_file;
+  int64_t rpc_timeout_ms = 10000;     // deadline of a unary call
+  int64_t seal_timeout_ms = 120000;   // deadline of SealBlocks, which quantizes
+  int64_t lease_duration_ms = 30000;  // block leases; renewed at a third of it
   // W3C trace context that goes along with calls to the store, into the servers' logs; "" = none.
   std::string traceparent;
   // How long a call waits in all, and never beyond its deadline, when the store has no room and
@@ -33,6 +41,12 @@ std::string DefaultTarget();
 
 // `options` with the empty targets filled in.
 Options ResolveTargets(const Options& options);
+
+// Can calls be made with these files?
+// Errors: InvalidArgument [TLS_CERTIFICATE_INVALID | TOKEN_FILE_INVALID | TOKEN_UNPROTECTED];
+// FailedPrecondition [TLS_CERTIFICATE_EXPIRED | SECRET_FILE_UNSAFE]; NotFound
+// [SECRET_FILE_UNREADABLE].
+absl::Status CheckAccess(const Options& options);
 
 }  // namespace certkv::client
 

@@ -123,7 +123,7 @@ class GovernedRequest final : public Request {
       : options_(options),
         name_(lease.request),
         reporter_id_(RandomId()),
-        stub_(v1::Gate::NewStub(MakeChannel(options.gate_target))),
+        stub_(v1::Gate::NewStub(MakeChannel(options.gate_target, options))),
         lease_duration_ms_(std::max<int64_t>(lease.expire_time_ms - NowMs(), 100)),
         book_(std::move(lease)),
         thread_([this] { Run(); }) {}
@@ -311,7 +311,8 @@ absl::StatusOr<std::unique_ptr<Request>> Request::Open(const Options& options,
   Options resolved = ResolveTargets(options);
   resolved.traceparent = TraceparentOrNone(request_options.traceparent);
   if (resolved.traceparent.empty()) resolved.traceparent = MakeTraceparent();
-  const auto stub = v1::Gate::NewStub(MakeChannel(resolved.gate_target));
+  CERTKV_RETURN_IF_ERROR(CheckAccess(resolved));
+  const auto stub = v1::Gate::NewStub(MakeChannel(resolved.gate_target, resolved));
   v1::OpenRequestRequest request;
   request.set_request_id(request_id);
   request.set_label(request_options.label);
@@ -319,7 +320,7 @@ absl::StatusOr<std::unique_ptr<Request>> Request::Open(const Options& options,
     *request.mutable_tolerances() = TolerancesToProto(*request_options.tolerances);
   }
   request.set_read_mode(ReadModeToProto(request_options.read_mode));
-  request.set_tenant(request_options.tenant);
+  request.set_tenant(request_options.tenant.empty() ? options.tenant : request_options.tenant);
   request.set_model(request_options.model);
   v1::OpenRequestResponse response;
   CERTKV_RETURN_IF_ERROR(

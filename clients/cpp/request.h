@@ -20,7 +20,7 @@ struct RequestOptions {
   std::string label;                       // free text for people
   const Tolerances* tolerances = nullptr;  // null = the policy's; may only be tighter
   ReadMode read_mode = ReadMode::kEnforce;
-  std::string tenant;  // whose budget the request shares; "" = nobody's
+  std::string tenant;  // whose budget the request shares; "" = Options::tenant
   std::string model;   // "" = unknown
   // W3C trace context of the request's calls to gate and certifier, into their logs and those of
   // the store; "" or what is no traceparent = a new one.

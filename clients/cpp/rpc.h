@@ -1,4 +1,4 @@
-// Deadlines and retries of unary calls.
+// Channels, and deadlines and retries of unary calls.
 #ifndef CERTKV_CLIENTS_CPP_RPC_H_
 #define CERTKV_CLIENTS_CPP_RPC_H_
 
@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "absl/status/status.h"
+#include "clients/cpp/options.h"
 #include "clients/cpp/retry_plan.h"
 #include "kernels/core/limits.h"
 #include "services/common/errors.h"
@@ -18,16 +19,13 @@
 
 namespace certkv::client {
 
-inline std::shared_ptr<grpc::Channel> MakeChannel(const std::string& target) {
-  grpc::ChannelArguments arguments;
-  arguments.SetMaxReceiveMessageSize(kMessageBytesMax);
-  arguments.SetMaxSendMessageSize(kMessageBytesMax);
-  // A service that was restarted should be found again within a second.
-  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 50);
-  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
-  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-  return grpc::CreateCustomChannel(target, grpc::InsecureChannelCredentials(), arguments);
-}
+// With the protection that `options` name: TLS to a TCP target where there is a ca_file, and the
+// token in each call where there is a token_file; both are read again when they change.
+std::shared_ptr<grpc::Channel> MakeChannel(const std::string& target, const Options& options = {});
+
+// What `status` says about a connection that never came to be, with a reason and what to do; any
+// other status as it is.
+absl::Status ExplainConnection(const absl::Status& status);
 
 // Calls `method(context)`, which returns a grpc::Status, with a deadline; all attempts share it.
 // What RetryPlan says is done; waits for room are at most pressure_wait_ms together.
@@ -39,7 +37,7 @@ absl::Status CallUnary(int64_t timeout_ms, Retry retry, const Method& method,
   while (true) {
     grpc::ClientContext context;
     context.set_deadline(deadline);
-    const absl::Status status = FromGrpcStatus(method(context));
+    const absl::Status status = ExplainConnection(FromGrpcStatus(method(context)));
     if (status.ok()) return status;
     const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
         deadline - std::chrono::system_clock::now());

@@ -31,11 +31,13 @@ void AddKeys(absl::Span<const BlockKey> keys,
 }  // namespace
 
 StoreClient::StoreClient(const Options& options)
-    : options_(options), stub_(v1::KvStore::NewStub(MakeChannel(options.kvstore_target))) {}
+    : options_(options),
+      stub_(v1::KvStore::NewStub(MakeChannel(options.kvstore_target, options))) {}
 
 absl::StatusOr<RegisteredCache> StoreClient::RegisterCache(const CacheSpec& spec) {
   v1::RegisterCacheRequest request;
   *request.mutable_spec() = CacheSpecToProto(spec);
+  request.set_tenant(options_.tenant);
   v1::RegisterCacheResponse response;
   CERTKV_RETURN_IF_ERROR(
       CallUnary(options_.rpc_timeout_ms, Retry::kIdempotent, [&](grpc::ClientContext& context) {
@@ -44,7 +46,7 @@ absl::StatusOr<RegisteredCache> StoreClient::RegisterCache(const CacheSpec& spec
       }));
   CERTKV_ASSIGN_OR_RETURN(SpecDigest digest, SpecDigestFromBytes(response.spec_digest()));
   return RegisteredCache{CacheId{response.cache_id()}, digest, response.device_slot_count(),
-                         response.backing_slot_count()};
+                         response.backing_slot_count(), response.tenant_salt()};
 }
 
 absl::StatusOr<AttachedSession> StoreClient::AttachWorker(CacheId cache) {

@@ -35,6 +35,7 @@ struct RegisteredCache {
   SpecDigest digest;
   int32_t device_slot_count = 0;
   int32_t backing_slot_count = 0;
+  std::string tenant_salt;  // for the keys of its blocks
 };
 
 struct AttachedSession {

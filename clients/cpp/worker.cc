@@ -62,6 +62,7 @@ struct Worker::Impl {
       : options(resolved),
         spec(cache_spec),
         digest(cache.digest),
+        tenant_salt(cache.tenant_salt),
         session(attached),
         store(std::move(client)),
         device_layout(spec, SlabKind::kDevice, cache.device_slot_count),
@@ -70,6 +71,11 @@ struct Worker::Impl {
         keeper(options.lease_duration_ms,
                [this](LeaseId lease) { return store->RenewLease(session.session, lease); }) {}
 
+  // Keys that name no salt get the tenant's.
+  BlockKeyContext Salted(BlockKeyContext context) const {
+    if (context.tenant_salt.empty()) context.tenant_salt = tenant_salt;
+    return context;
+  }
   absl::Status MapSlabs();
   absl::Status CheckInputs(absl::Span<const int32_t> token_ids, absl::Span<const LayerKv> layers,
                            const BlockKeyContext& key_context) const;
@@ -80,6 +86,7 @@ struct Worker::Impl {
   const Options options;
   const CacheSpec spec;
   const SpecDigest digest;
+  const std::string tenant_salt;
   const AttachedSession session;
   const std::unique_ptr<StoreClient> store;
   const SlabLayout device_layout;
@@ -155,6 +162,7 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Attach(const Options& options,
                                                        const CacheSpec& spec) {
   CERTKV_RETURN_IF_ERROR(ValidateCacheSpec(spec));
   const Options resolved = ResolveTargets(options);
+  CERTKV_RETURN_IF_ERROR(CheckAccess(resolved));
   auto store = std::make_unique<StoreClient>(resolved);
   CERTKV_ASSIGN_OR_RETURN(RegisteredCache cache, store->RegisterCache(spec));
   if (cache.digest != DigestCacheSpec(spec)) {
@@ -205,7 +213,7 @@ absl::Status Worker::PutTail(Sequence& sequence, int64_t first_token, int32_t to
 absl::StatusOr<std::unique_ptr<Sequence>> Worker::Lookup(absl::Span<const int32_t> token_ids,
                                                          const BlockKeyContext& key_context) {
   const std::vector<BlockKey> keys =
-      ComputeBlockKeys(key_context, token_ids, impl_->spec.block_tokens);
+      ComputeBlockKeys(impl_->Salted(key_context), token_ids, impl_->spec.block_tokens);
   std::unique_ptr<Sequence> sequence(new Sequence(this));
   // One call per 4096 blocks: a longer chain goes on while whole batches are found.
   for (size_t first = 0; first < keys.size(); first += kBlocksPerCallMax) {
@@ -230,7 +238,8 @@ absl::StatusOr<std::unique_ptr<Sequence>> Worker::PutSequence(absl::Span<const i
                                                               const BlockKeyContext& key_context) {
   CERTKV_RETURN_IF_ERROR(impl_->CheckInputs(token_ids, layers, key_context));
   const int32_t block_tokens = impl_->spec.block_tokens;
-  const std::vector<BlockKey> keys = ComputeBlockKeys(key_context, token_ids, block_tokens);
+  const std::vector<BlockKey> keys =
+      ComputeBlockKeys(impl_->Salted(key_context), token_ids, block_tokens);
   CERTKV_ASSIGN_OR_RETURN(std::unique_ptr<Sequence> sequence, Lookup(token_ids, key_context));
   const auto block_count = static_cast<int64_t>(keys.size());
   // One slot stays for the tail.
@@ -271,7 +280,7 @@ absl::Status Worker::AppendToken(Sequence& sequence, absl::Span<const int32_t> t
   }
   if (sequence.tail_.token_count == impl_->spec.block_tokens) {
     const std::vector<BlockKey> keys =
-        ComputeBlockKeys(key_context, token_ids, impl_->spec.block_tokens);
+        ComputeBlockKeys(impl_->Salted(key_context), token_ids, impl_->spec.block_tokens);
     const TailRef tail = std::exchange(sequence.tail_, TailRef{});
     const absl::Status sealed =
         AddSealed(sequence, keys, static_cast<int64_t>(keys.size()) - 1, {tail.staging_slot});

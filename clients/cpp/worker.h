@@ -143,7 +143,8 @@ class Worker {
   std::unique_ptr<Impl> impl_;
 };
 
-// The key context of a spec with no tenant salt and rank 0.
+// The key context of a spec with rank 0. A worker salts keys of an empty tenant_salt with what the
+// store gave its tenant.
 BlockKeyContext DefaultKeyContext(const CacheSpec& spec);
 
 }  // namespace certkv::client

@@ -19,6 +19,7 @@ int main(int argc, char** argv) {
   program.AddSection(certkv::CertifierConfigSection(&certifier));
   program.AddSection(certkv::GateConfigSection(&gate));
   program.AddList(certkv::KvStoreTenantsList(&kvstore));
+  program.AddList(certkv::KvStorePoolsList(&kvstore));
   program.AddList(certkv::GateOverridesList(&gate));
   program.OnConfigured([&](const certkv::ServerConfig& server) {
     if (kvstore.fd_socket.empty()) kvstore.fd_socket = server.unix_socket + ".fd";

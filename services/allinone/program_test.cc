@@ -127,6 +127,7 @@ TEST_F(ProgramTest, WrongFlagsEndWithStatusTwo) {
       {{"--help=yes"}, "--help takes no value"},
       {{"--tcp", "7070"}, "tcp_address is 7070, must be host:port"},
       {{"--tcp=host:70700"}, "tcp_address is host:70700, must be host:port"},
+      {{"--tcp=0.0.0.0:7070"}, "with tcp_security mutual_tls, which needs tls_certificate"},
       {{"--config", "/nonexistent.yaml"}, "can't read config file /nonexistent.yaml"}};
   for (const auto& [arguments, message] : cases) {
     const Outcome outcome = Run("certkv-gate", arguments);

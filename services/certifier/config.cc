@@ -11,6 +11,9 @@ ConfigSection CertifierConfigSection(CertifierConfig* config) {
   section.AddString("store_socket", &config->store_socket, 107,
                     "path of the Unix socket at which the store's gRPC service listens; empty "
                     "means kvstore.sock in the runtime directory, or in certkvd its own socket");
+  section.AddString("store_token_file", &config->store_token_file, 4096,
+                    "file of the token that it shows to the store, where that asks for one at its "
+                    "Unix socket: with the scope read, for all tenants; empty means none");
   section.AddDuration("store_timeout", &config->store_timeout_ms, {100, 60'000},
                       "how long a call to the store may take before opening a view fails");
   section.AddInteger("view_limit", &config->view_limit, {1, 1 << 20}, "views",

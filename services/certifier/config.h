@@ -12,6 +12,7 @@ namespace certkv {
 // What each field is stands in config.cc, where docs/config.md comes from.
 struct CertifierConfig {
   std::string store_socket;         // "": DefaultStoreSocket()
+  std::string store_token_file;     // "": none
   int64_t store_timeout_ms = 2000;  //
   int32_t view_limit = 4096;        //
   int64_t view_idle_ms = 600'000;   //

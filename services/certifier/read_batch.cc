@@ -75,6 +75,9 @@ class BatchRunner::Batch : public std::enable_shared_from_this<BatchRunner::Batc
 
   absl::Status Plan(BatchRead* read, ReadState* state, int64_t now_ms, int64_t* answer_bytes) {
     CERTKV_ASSIGN_OR_RETURN(const std::shared_ptr<View> view, runner_->views_->Find(read->view_id));
+    if (options_.caller != nullptr && !options_.caller->MayUse(view->tenant())) {
+      return ViewTable::NotFound(read->view_id);
+    }
     view->Touch(now_ms);
     ReadRequest request;
     request.layer = read->layer;

@@ -22,6 +22,7 @@
 #include "services/certifier/read_plan.h"
 #include "services/certifier/view_table.h"
 #include "services/common/clock.h"
+#include "services/common/identity.h"
 
 namespace certkv::certifier {
 
@@ -50,6 +51,8 @@ struct BatchOptions {
   // Once true, what has not begun is not done: nobody takes the answers. Lives as long as what
   // `done` holds; null = never.
   const std::atomic<bool>* is_cancelled = nullptr;
+  // Whose views may be read; null: everybody's.
+  std::shared_ptr<const Identity> caller = {};
 };
 
 // Threads: Run may be called concurrently.

@@ -35,7 +35,8 @@ class CertifierServer::Core final : public v1::Certifier::CallbackService,
                                     public std::enable_shared_from_this<CertifierServer::Core> {
  public:
   Core(const CertifierConfig& config, const Clock* clock, boost::asio::io_context* io_context,
-       std::unique_ptr<certifier::CacheProvider> provider, certifier::ReadKernels kernels);
+       std::unique_ptr<certifier::CacheProvider> provider, certifier::ReadKernels kernels,
+       const AccessControl* access);
 
   void StartTimer();
   void Stop();
@@ -65,18 +66,22 @@ class CertifierServer::Core final : public v1::Certifier::CallbackService,
   using Acquired = absl::StatusOr<certifier::AcquiredCache>;
 
   // Before anything else of a unary call.
-  absl::Status CheckCall(const grpc::CallbackServerContext& context) const;
+  absl::StatusOr<IdentityPtr> CheckCall(const grpc::CallbackServerContext& context) const;
+  // A view that the caller may not use is as one that is not there.
+  absl::StatusOr<std::shared_ptr<certifier::View>> FindView(ViewId id,
+                                                            const Identity& caller) const;
   grpc::ServerUnaryReactor* Finish(grpc::ServerUnaryReactor* reactor, const absl::Status& status);
 
-  absl::Status CreateView(const v1::OpenViewRequest& request, const PolicyLease& policy,
-                          const std::vector<BlockHandle>& blocks, const Acquired& acquired,
-                          v1::OpenViewResponse* response);
+  absl::Status CreateView(const v1::OpenViewRequest& request, const std::string& tenant,
+                          const PolicyLease& policy, const std::vector<BlockHandle>& blocks,
+                          const Acquired& acquired, v1::OpenViewResponse* response);
   absl::Status ApplyUpdate(const v1::UpdateViewRequest& request,
                            const std::vector<BlockHandle>& blocks, certifier::View* view,
                            const Acquired& acquired);
   void ReserveFor(const certifier::View& view);
 
   const CertifierConfig config_;
+  const AccessControl* const access_;  // null: everybody may call
   const Clock* const clock_;
   boost::asio::io_context* const io_context_;
   certifier::CertifierCounters counters_;
@@ -108,8 +113,9 @@ int32_t ReadThreads(const CertifierConfig& config) {
 CertifierServer::Core::Core(const CertifierConfig& config, const Clock* clock,
                             boost::asio::io_context* io_context,
                             std::unique_ptr<certifier::CacheProvider> provider,
-                            certifier::ReadKernels kernels)
+                            certifier::ReadKernels kernels, const AccessControl* access)
     : config_(config),
+      access_(access),
       clock_(clock),
       io_context_(io_context),
       engine_(std::move(kernels), &counters_),
@@ -172,8 +178,17 @@ void CertifierServer::Core::LogCounters() {
        {"errors", errors}});
 }
 
-absl::Status CertifierServer::Core::CheckCall(const grpc::CallbackServerContext& context) const {
-  return FromGrpcStatus(RequireDeadline(context, certifier::kErrorDomain));
+absl::StatusOr<IdentityPtr> CertifierServer::Core::CheckCall(
+    const grpc::CallbackServerContext& context) const {
+  CERTKV_RETURN_IF_ERROR(FromGrpcStatus(RequireDeadline(context, certifier::kErrorDomain)));
+  return Admit(access_, context, Scope::kRead);
+}
+
+absl::StatusOr<std::shared_ptr<certifier::View>> CertifierServer::Core::FindView(
+    ViewId id, const Identity& caller) const {
+  CERTKV_ASSIGN_OR_RETURN(std::shared_ptr<certifier::View> view, views_.Find(id));
+  if (!caller.MayUse(view->tenant())) return certifier::ViewTable::NotFound(id);
+  return view;
 }
 
 grpc::ServerUnaryReactor* CertifierServer::Core::Finish(grpc::ServerUnaryReactor* reactor,
@@ -186,9 +201,11 @@ grpc::ServerUnaryReactor* CertifierServer::Core::OpenView(grpc::CallbackServerCo
                                                           const v1::OpenViewRequest* request,
                                                           v1::OpenViewResponse* response) {
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  absl::Status status = CheckCall(*context);
-  if (status.ok() && draining_) status = certifier::DrainingError();
-  if (!status.ok()) return Finish(reactor, status);
+  const absl::StatusOr<IdentityPtr> caller = CheckCall(*context);
+  if (!caller.ok()) return Finish(reactor, caller.status());
+  if (draining_) return Finish(reactor, certifier::DrainingError());
+  const absl::StatusOr<std::string> tenant = (*caller)->ResolveTenant(request->tenant());
+  if (!tenant.ok()) return Finish(reactor, tenant.status());
   const absl::StatusOr<SpecDigest> digest = SpecDigestFromBytes(request->spec_digest());
   if (!digest.ok()) return Finish(reactor, digest.status());
   absl::StatusOr<PolicyLease> policy = PolicyLeaseFromProto(request->policy());
@@ -196,20 +213,21 @@ grpc::ServerUnaryReactor* CertifierServer::Core::OpenView(grpc::CallbackServerCo
   absl::StatusOr<std::vector<BlockHandle>> blocks =
       certifier::BlockHandlesFromProto(request->blocks());
   if (!blocks.ok()) return Finish(reactor, blocks.status());
-  status = views_.CheckRoom();
+  const absl::Status status = views_.CheckRoom();
   if (!status.ok()) return Finish(reactor, status);
+  certifier::CacheOwner owner{*digest, *tenant};
   provider_->Acquire(
-      *digest, request->tail().staging_id(),
-      [this, reactor, request, response, policy = *std::move(policy),
+      owner, request->tail().staging_id(),
+      [this, reactor, request, response, tenant = *tenant, policy = *std::move(policy),
        blocks = *std::move(blocks)](const Acquired& acquired) {
-        Finish(reactor, CreateView(*request, policy, blocks, acquired, response));
+        Finish(reactor, CreateView(*request, tenant, policy, blocks, acquired, response));
       },
       TraceparentOf(*context));
   return reactor;
 }
 
 absl::Status CertifierServer::Core::CreateView(const v1::OpenViewRequest& request,
-                                               const PolicyLease& policy,
+                                               const std::string& tenant, const PolicyLease& policy,
                                                const std::vector<BlockHandle>& blocks,
                                                const Acquired& acquired,
                                                v1::OpenViewResponse* response) {
@@ -221,6 +239,7 @@ absl::Status CertifierServer::Core::CreateView(const v1::OpenViewRequest& reques
   CERTKV_ASSIGN_OR_RETURN(const std::shared_ptr<certifier::View> view,
                           certifier::View::Create(acquired->cache, blocks, std::move(tail), policy,
                                                   &budgets_, clock_->NowMs()));
+  view->SetTenant(tenant);
   ReserveFor(*view);
   const ViewId id{RandomId()};
   CERTKV_RETURN_IF_ERROR(views_.Insert(id, view));
@@ -238,10 +257,10 @@ grpc::ServerUnaryReactor* CertifierServer::Core::UpdateView(grpc::CallbackServer
                                                             const v1::UpdateViewRequest* request,
                                                             v1::UpdateViewResponse* /*response*/) {
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  const absl::Status status = CheckCall(*context);
-  if (!status.ok()) return Finish(reactor, status);
+  const absl::StatusOr<IdentityPtr> caller = CheckCall(*context);
+  if (!caller.ok()) return Finish(reactor, caller.status());
   const absl::StatusOr<std::shared_ptr<certifier::View>> view =
-      views_.Find(ViewId{request->view_id()});
+      FindView(ViewId{request->view_id()}, **caller);
   if (!view.ok()) return Finish(reactor, view.status());
   absl::StatusOr<std::vector<BlockHandle>> blocks =
       certifier::BlockHandlesFromProto(request->appended_blocks());
@@ -254,12 +273,14 @@ grpc::ServerUnaryReactor* CertifierServer::Core::UpdateView(grpc::CallbackServer
     const certifier::AcquiredCache acquired = {(*view)->cache(), staging_id == 0 ? nullptr : known};
     return Finish(reactor, ApplyUpdate(*request, *blocks, view->get(), acquired));
   }
-  provider_->Acquire((*view)->cache()->spec_digest(), staging_id,
-                     [this, reactor, request, blocks = *std::move(blocks),
-                      view = *view](const Acquired& acquired) {
-                       Finish(reactor, ApplyUpdate(*request, blocks, view.get(), acquired));
-                     },
-                     TraceparentOf(*context));
+  const certifier::CacheOwner owner{(*view)->cache()->spec_digest(), (*view)->tenant()};
+  provider_->Acquire(
+      owner, staging_id,
+      [this, reactor, request, blocks = *std::move(blocks),
+       view = *view](const Acquired& acquired) {
+        Finish(reactor, ApplyUpdate(*request, blocks, view.get(), acquired));
+      },
+      TraceparentOf(*context));
   return reactor;
 }
 
@@ -290,21 +311,22 @@ absl::Status CertifierServer::Core::ApplyUpdate(const v1::UpdateViewRequest& req
 grpc::ServerUnaryReactor* CertifierServer::Core::CloseView(grpc::CallbackServerContext* context,
                                                            const v1::CloseViewRequest* request,
                                                            v1::CloseViewResponse* /*response*/) {
-  const absl::Status status = CheckCall(*context);
-  if (status.ok()) views_.Erase(ViewId{request->view_id()});
-  return Finish(context->DefaultReactor(), status);
+  const absl::StatusOr<IdentityPtr> caller = CheckCall(*context);
+  const ViewId id{request->view_id()};
+  if (caller.ok() && FindView(id, **caller).ok()) views_.Erase(id);
+  return Finish(context->DefaultReactor(), caller.status());
 }
 
 grpc::ServerUnaryReactor* CertifierServer::Core::Certify(grpc::CallbackServerContext* context,
                                                          const v1::CertifyRequest* request,
                                                          v1::CertifyResponse* response) {
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  const absl::Status status = CheckCall(*context);
-  if (!status.ok()) return Finish(reactor, status);
+  const absl::StatusOr<IdentityPtr> caller = CheckCall(*context);
+  if (!caller.ok()) return Finish(reactor, caller.status());
   auto reads = certifier::ReadsFromProto(request->reads());
   if (!reads.ok()) return Finish(reactor, reads.status());
   const auto shared = std::make_shared<std::vector<certifier::BatchRead>>(*std::move(reads));
-  runner_.Run(shared.get(), {.measure_only = true, .want_outputs = false},
+  runner_.Run(shared.get(), {.measure_only = true, .want_outputs = false, .caller = *caller},
               [self = shared_from_this(), reactor, response, shared] {
                 certifier::ReadsToProto(*shared, response->mutable_results());
                 self->Finish(reactor, absl::OkStatus());
@@ -313,30 +335,36 @@ grpc::ServerUnaryReactor* CertifierServer::Core::Certify(grpc::CallbackServerCon
 }
 
 grpc::ServerBidiReactor<v1::AttendRequest, v1::AttendResponse>* CertifierServer::Core::Attend(
-    grpc::CallbackServerContext* /*context*/) {
+    grpc::CallbackServerContext* context) {
+  // Asked for every message: a token may be withdrawn, and a certificate end, while a stream lasts.
+  const auto admit = [this, context] { return Admit(access_, *context, Scope::kRead); };
   return certifier::AttendStream::Start(shared_from_this(), &runner_, &streams_,
-                                        config_.messages_in_flight);
+                                        config_.messages_in_flight, admit);
 }
 
 absl::StatusOr<std::unique_ptr<CertifierServer>> CertifierServer::Create(
-    const CertifierConfig& config, const Clock* clock, boost::asio::io_context* io_context) {
+    const CertifierConfig& config, const Clock* clock, boost::asio::io_context* io_context,
+    const AccessControl* access) {
   CERTKV_ASSIGN_OR_RETURN(const CpuIsa isa, SelectedCpuIsa());
   const std::string socket =
       config.store_socket.empty() ? DefaultStoreSocket() : config.store_socket;
   Log(LogLevel::kInfo, "certifier_starts",
       {{"store", socket}, {"isa", CpuIsaName(isa)}, {"read_threads", ReadThreads(config)}});
   auto provider = std::make_unique<certifier::StoreClient>(
-      certifier::StoreClientOptions{.store_socket = socket, .timeout_ms = config.store_timeout_ms});
+      certifier::StoreClientOptions{.store_socket = socket,
+                                    .timeout_ms = config.store_timeout_ms,
+                                    .token_file = config.store_token_file});
   certifier::ReadKernels kernels = certifier::KernelsOf(Backend::kCpu);
   kernels.verify_every_read = config.verify_every_read;
-  return CreateWith(config, clock, io_context, std::move(provider), std::move(kernels));
+  return CreateWith(config, clock, io_context, std::move(provider), std::move(kernels), access);
 }
 
 std::unique_ptr<CertifierServer> CertifierServer::CreateWith(
     const CertifierConfig& config, const Clock* clock, boost::asio::io_context* io_context,
-    std::unique_ptr<certifier::CacheProvider> provider, certifier::ReadKernels kernels) {
-  auto core =
-      std::make_shared<Core>(config, clock, io_context, std::move(provider), std::move(kernels));
+    std::unique_ptr<certifier::CacheProvider> provider, certifier::ReadKernels kernels,
+    const AccessControl* access) {
+  auto core = std::make_shared<Core>(config, clock, io_context, std::move(provider),
+                                     std::move(kernels), access);
   core->StartTimer();
   return std::unique_ptr<CertifierServer>(new CertifierServer(std::move(core)));
 }

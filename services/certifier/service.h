@@ -10,6 +10,7 @@
 #include "services/certifier/config.h"
 #include "services/certifier/counters.h"
 #include "services/certifier/read_kernels.h"
+#include "services/common/access_control.h"
 #include "services/common/clock.h"
 #include "services/common/metrics.h"
 
@@ -27,14 +28,17 @@ namespace certkv {
 class CertifierServer {
  public:
   // `clock` and `io_context` outlive the server. Starts a timer on the io_context that closes idle
-  // views. The store is asked when the first view is opened; it need not run yet.
-  // Errors: InvalidArgument [CPU_ISA_UNKNOWN]; FailedPrecondition [CPU_ISA_UNSUPPORTED].
+  // views. `access` outlives the server; null: everybody may call. The store is asked when the
+  // first view is opened; it need not run yet. Errors: InvalidArgument [CPU_ISA_UNKNOWN];
+  // FailedPrecondition [CPU_ISA_UNSUPPORTED].
   static absl::StatusOr<std::unique_ptr<CertifierServer>> Create(
-      const CertifierConfig& config, const Clock* clock, boost::asio::io_context* io_context);
+      const CertifierConfig& config, const Clock* clock, boost::asio::io_context* io_context,
+      const AccessControl* access = nullptr);
   // With another source of caches and other kernels; for tests.
   static std::unique_ptr<CertifierServer> CreateWith(
       const CertifierConfig& config, const Clock* clock, boost::asio::io_context* io_context,
-      std::unique_ptr<certifier::CacheProvider> provider, certifier::ReadKernels kernels);
+      std::unique_ptr<certifier::CacheProvider> provider, certifier::ReadKernels kernels,
+      const AccessControl* access = nullptr);
   // Comes after the gRPC server was shut down. Logs the counters.
   ~CertifierServer();
 

@@ -45,11 +45,12 @@ void AttendStreamSet::DrainAll() {
 
 grpc::ServerBidiReactor<v1::AttendRequest, v1::AttendResponse>* AttendStream::Start(
     std::shared_ptr<const void> owner, BatchRunner* runner, AttendStreamSet* streams,
-    int32_t messages_in_flight_max) {
-  std::shared_ptr<AttendStream> stream(
-      new AttendStream(std::move(owner), runner, streams, messages_in_flight_max));
+    int32_t messages_in_flight_max, AdmitCaller admit) {
+  const absl::Status caller = admit().status();
+  std::shared_ptr<AttendStream> stream(new AttendStream(std::move(owner), runner, streams,
+                                                        messages_in_flight_max, std::move(admit)));
   stream->self_ = stream;
-  const absl::Status admitted = streams->Add(stream);
+  const absl::Status admitted = caller.ok() ? streams->Add(stream) : caller;
   if (!admitted.ok()) {
     stream->EndWith(admitted);
     return stream.get();
@@ -78,12 +79,14 @@ void AttendStream::OnReadDone(bool ok) {
 }
 
 absl::Status AttendStream::BeginBatch(Message* message) {
+  CERTKV_ASSIGN_OR_RETURN(IdentityPtr caller, admit_());
   CERTKV_ASSIGN_OR_RETURN(message->reads, ReadsFromProto(message->request.reads()));
   message->response.set_request_number(message->request.request_number());
   BatchOptions options;
   options.want_outputs = !message->request.certificates_only();
   options.want_tile_sources = message->request.audit();
   options.is_cancelled = &is_broken_;
+  options.caller = std::move(caller);
   message->request.clear_reads();  // the queries were copied
   runner_->Run(&message->reads, options, [self = self_, message] { self->OnBatchDone(message); });
   return absl::OkStatus();

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -17,6 +18,7 @@
 #include "absl/synchronization/mutex.h"
 #include "certkv/certifier/v1/certifier.grpc.pb.h"
 #include "services/certifier/read_batch.h"
+#include "services/common/access_file.h"
 
 namespace certkv::certifier {
 
@@ -54,11 +56,14 @@ class AttendStreamSet {
 // Threads: gRPC's reactions and the ends of batches come from any thread.
 class AttendStream final : public grpc::ServerBidiReactor<v1::AttendRequest, v1::AttendResponse> {
  public:
+  // Who calls, asked for each message.
+  using AdmitCaller = std::function<absl::StatusOr<IdentityPtr>()>;
+
   // Keeps itself alive until the call is done, and `owner`, which owns the other arguments, until
   // no thread works on its reads.
   static grpc::ServerBidiReactor<v1::AttendRequest, v1::AttendResponse>* Start(
       std::shared_ptr<const void> owner, BatchRunner* runner, AttendStreamSet* streams,
-      int32_t messages_in_flight_max);
+      int32_t messages_in_flight_max, AdmitCaller admit);
 
   void OnReadDone(bool ok) override;
   void OnWriteDone(bool ok) override;
@@ -77,11 +82,12 @@ class AttendStream final : public grpc::ServerBidiReactor<v1::AttendRequest, v1:
   };
 
   AttendStream(std::shared_ptr<const void> owner, BatchRunner* runner, AttendStreamSet* streams,
-               int32_t messages_in_flight_max)
+               int32_t messages_in_flight_max, AdmitCaller admit)
       : owner_(std::move(owner)),
         runner_(runner),
         streams_(streams),
-        messages_in_flight_max_(messages_in_flight_max) {}
+        messages_in_flight_max_(messages_in_flight_max),
+        admit_(std::move(admit)) {}
 
   // Begins the reads of a message, or returns why it can't.
   absl::Status BeginBatch(Message* message);
@@ -93,6 +99,7 @@ class AttendStream final : public grpc::ServerBidiReactor<v1::AttendRequest, v1:
   BatchRunner* const runner_;
   AttendStreamSet* const streams_;
   const int32_t messages_in_flight_max_;
+  const AdmitCaller admit_;
   std::shared_ptr<AttendStream> self_;  // until OnDone
   absl::Mutex mutex_;
   std::deque<std::unique_ptr<Message>> messages_ ABSL_GUARDED_BY(mutex_);

@@ -6,6 +6,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <deque>
@@ -25,6 +26,7 @@
 #include "services/common/convert.h"
 #include "services/common/errors.h"
 #include "services/common/log.h"
+#include "services/common/private_file.h"
 
 namespace certkv::certifier {
 namespace {
@@ -120,7 +122,7 @@ class StoreClient::Impl {
     asker_.join();
     watcher_.join();
     absl::MutexLock lock(&mutex_);
-    for (const auto& [digest, attachment] : attachments_) {
+    for (const auto& [owner, attachment] : attachments_) {
       attachment->cache->MarkDead();
       v1::DetachWorkerRequest request;
       request.set_session_id(attachment->session_id);
@@ -132,14 +134,14 @@ class StoreClient::Impl {
     }
   }
 
-  void Acquire(const SpecDigest& spec_digest, int64_t staging_id, Done done,
+  void Acquire(const CacheOwner& owner, int64_t staging_id, Done done,
                const std::string& traceparent) {
     AcquiredCache ready;
     {
       absl::MutexLock lock(&mutex_);
-      ready = FindLocked(spec_digest, staging_id);
+      ready = FindLocked(owner, staging_id);
       if (ready.cache == nullptr && jobs_.size() < kWaitingMax) {
-        jobs_.push_back({spec_digest, staging_id, std::move(done), traceparent});
+        jobs_.push_back({owner, staging_id, std::move(done), traceparent});
         return;
       }
     }
@@ -157,16 +159,16 @@ class StoreClient::Impl {
     std::map<int64_t, std::weak_ptr<const StagingMap>> staging;
   };
   struct Job {
-    SpecDigest spec_digest;
+    CacheOwner owner;
     int64_t staging_id;
     Done done;
     std::string traceparent;
   };
 
   // What is mapped already; a null cache when something of it is not.
-  AcquiredCache FindLocked(const SpecDigest& spec_digest, int64_t staging_id)
+  AcquiredCache FindLocked(const CacheOwner& owner, int64_t staging_id)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    const auto found = attachments_.find(spec_digest);
+    const auto found = attachments_.find(owner);
     if (found == attachments_.end() || !found->second->cache->alive()) return {};
     AcquiredCache acquired;
     if (staging_id != 0) {
@@ -200,16 +202,16 @@ class StoreClient::Impl {
         stopping = stopping_;
       }
       // A store that is away is asked once for all that wait, not once for each.
-      std::map<SpecDigest, absl::Status> failed;
+      std::map<CacheOwner, absl::Status> failed;
       for (Job& job : jobs) {
         traceparent_ = job.traceparent;
-        const auto failure = failed.find(job.spec_digest);
+        const auto failure = failed.find(job.owner);
         absl::StatusOr<AcquiredCache> acquired =
             stopping                  ? Unreachable("the certifier is stopping")
             : failure != failed.end() ? absl::StatusOr<AcquiredCache>(failure->second)
                                       : Acquire(job);
         if (!acquired.ok() && absl::IsUnavailable(acquired.status())) {
-          failed[job.spec_digest] = acquired.status();
+          failed[job.owner] = acquired.status();
         }
         job.done(std::move(acquired));
       }
@@ -221,15 +223,15 @@ class StoreClient::Impl {
     std::shared_ptr<Attachment> attachment;
     {
       absl::MutexLock lock(&mutex_);
-      AcquiredCache ready = FindLocked(job.spec_digest, job.staging_id);
+      AcquiredCache ready = FindLocked(job.owner, job.staging_id);
       if (ready.cache != nullptr) return ready;
-      const auto found = attachments_.find(job.spec_digest);
+      const auto found = attachments_.find(job.owner);
       if (found != attachments_.end() && found->second->cache->alive()) attachment = found->second;
     }
     if (attachment == nullptr) {
-      CERTKV_ASSIGN_OR_RETURN(attachment, Attach(job.spec_digest));
+      CERTKV_ASSIGN_OR_RETURN(attachment, Attach(job.owner));
       absl::MutexLock lock(&mutex_);
-      attachments_[job.spec_digest] = attachment;
+      attachments_[job.owner] = attachment;
     }
     Wake();
     AcquiredCache acquired;
@@ -249,12 +251,17 @@ class StoreClient::Impl {
                     const Request& request, Response* response, int attempts_max = 1) {
     const auto deadline =
         std::chrono::system_clock::now() + std::chrono::milliseconds(options_.timeout_ms);
+    std::string token;
+    if (!options_.token_file.empty()) {
+      CERTKV_ASSIGN_OR_RETURN(token, ReadTokenFile(options_.token_file));
+    }
     absl::Status status;
     for (int attempt = 0; attempt < attempts_max; ++attempt) {
       grpc::ClientContext context;
       context.set_wait_for_ready(true);
       SetTraceparent(traceparent_, &context);
       context.set_deadline(deadline);
+      if (!token.empty()) context.AddMetadata("authorization", "Bearer " + token);
       {
         absl::MutexLock lock(&mutex_);
         if (stopping_) return Unreachable("the certifier is stopping");
@@ -270,25 +277,36 @@ class StoreClient::Impl {
                                            " did not answer within ", options_.timeout_ms, " ms"));
   }
 
-  absl::StatusOr<std::shared_ptr<Attachment>> Attach(const SpecDigest& spec_digest) {
+  absl::StatusOr<std::shared_ptr<Attachment>> Attach(const CacheOwner& owner) {
+    const SpecDigest& spec_digest = owner.spec_digest;
     v1::Stats stats;
     CERTKV_RETURN_IF_ERROR(
         Call(&v1::KvStore::Stub::GetStats, v1::GetStatsRequest(), &stats, kStatsAttemptsMax));
     const v1::CacheStats* cache = nullptr;
     for (const v1::CacheStats& candidate : stats.caches()) {
-      if (candidate.spec_digest() == std::string(spec_digest.view())) cache = &candidate;
+      const auto& tenants = candidate.pool_tenants();
+      // A store that names no tenants has caches of nobody in particular only.
+      const bool is_owned = tenants.empty() ? owner.tenant.empty()
+                                            : std::find(tenants.begin(), tenants.end(),
+                                                        owner.tenant) != tenants.end();
+      if (is_owned && candidate.spec_digest() == std::string(spec_digest.view())) {
+        cache = &candidate;
+      }
     }
     if (cache == nullptr) {
-      return MakeError(absl::StatusCode::kNotFound, "CACHE_NOT_FOUND",
-                       absl::StrCat("no cache of spec digest ", ToHex(spec_digest.view()),
-                                    " is registered at the store of this certifier; register it, "
-                                    "or ask the certifier beside its store"));
+      return MakeError(
+          absl::StatusCode::kNotFound, "CACHE_NOT_FOUND",
+          absl::StrCat("no cache of spec digest ", ToHex(spec_digest.view()),
+                       " is registered for this tenant at the store of this certifier; "
+                       "register it, "
+                       "or ask the certifier beside its store"));
     }
     CERTKV_ASSIGN_OR_RETURN(CacheSpec spec, CacheSpecFromProto(cache->spec()));
     v1::AttachWorkerRequest request;
     request.set_cache_id(cache->cache_id());
     request.set_worker_name(std::string(kReaderName));
     request.set_role(v1::SESSION_ROLE_READER);
+    request.set_tenant(owner.tenant);
     v1::AttachWorkerResponse attached;
     CERTKV_RETURN_IF_ERROR(Call(&v1::KvStore::Stub::AttachWorker, request, &attached));
     absl::StatusOr<std::shared_ptr<Attachment>> attachment =
@@ -376,7 +394,7 @@ class StoreClient::Impl {
       {
         absl::MutexLock lock(&mutex_);
         if (stopping_) return;
-        for (const auto& [digest, attachment] : attachments_) {
+        for (const auto& [owner, attachment] : attachments_) {
           if (!attachment->cache->alive()) continue;
           watched.push_back(attachment);
           waiting.push_back({attachment->socket.get(), POLLRDHUP, 0});
@@ -404,7 +422,7 @@ class StoreClient::Impl {
   std::deque<Job> jobs_ ABSL_GUARDED_BY(mutex_);
   grpc::ClientContext* context_ ABSL_GUARDED_BY(mutex_) = nullptr;  // of the call that runs
   std::string traceparent_;  // of the job that runs; the asking thread's own
-  std::map<SpecDigest, std::shared_ptr<Attachment>> attachments_ ABSL_GUARDED_BY(mutex_);
+  std::map<CacheOwner, std::shared_ptr<Attachment>> attachments_ ABSL_GUARDED_BY(mutex_);
   std::thread asker_;
   std::thread watcher_;
 };
@@ -414,9 +432,9 @@ StoreClient::StoreClient(StoreClientOptions options)
 
 StoreClient::~StoreClient() = default;
 
-void StoreClient::Acquire(const SpecDigest& spec_digest, int64_t staging_id, Done done,
+void StoreClient::Acquire(const CacheOwner& owner, int64_t staging_id, Done done,
                           const std::string& traceparent) {
-  impl_->Acquire(spec_digest, staging_id, std::move(done), traceparent);
+  impl_->Acquire(owner, staging_id, std::move(done), traceparent);
 }
 
 }  // namespace certkv::certifier

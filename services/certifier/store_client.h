@@ -18,10 +18,12 @@ namespace certkv::certifier {
 struct StoreClientOptions {
   std::string store_socket;   // path of the Unix socket of the store's gRPC service
   int64_t timeout_ms = 2000;  // of each call and each exchange on the descriptor socket
+  std::string token_file;     // read for each attachment; "" = no token is shown
 };
 
 // Invariants:
-//  1. At most one live attachment per cache; it lives while its descriptor socket is connected.
+//  1. At most one live attachment per cache and tenant; it lives while its descriptor socket is
+//  connected.
 //  2. When that socket closes, the attachment's MappedCache is marked dead before another one of
 //     that cache is made: what was mapped may be freed and given anew by the store that comes next.
 // Threads: all methods may be called concurrently.
@@ -31,7 +33,7 @@ class StoreClient final : public CacheProvider {
   // Detaches from the store. Calls what `done`s are left with Unavailable [STORE_UNREACHABLE].
   ~StoreClient() override;
 
-  void Acquire(const SpecDigest& spec_digest, int64_t staging_id, Done done,
+  void Acquire(const CacheOwner& owner, int64_t staging_id, Done done,
                const std::string& traceparent = "") override;
 
  private:

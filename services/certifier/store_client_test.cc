@@ -162,7 +162,7 @@ class StoreClientTest : public ::testing::Test {
                                                int64_t staging_id) {
     absl::StatusOr<AcquiredCache> result = absl::UnknownError("not called");
     absl::Notification done;
-    client->Acquire(digest, staging_id, [&](absl::StatusOr<AcquiredCache> acquired) {
+    client->Acquire({digest, ""}, staging_id, [&](absl::StatusOr<AcquiredCache> acquired) {
       result = std::move(acquired);
       done.Notify();
     });
@@ -272,7 +272,7 @@ TEST_F(StoreClientTest, AnswersThoseWhoWaitWhenItEnds) {
   {
     StoreClient client(Options(60'000));
     for (int i = 0; i < 5; ++i) {
-      client.Acquire(Digest(), 0, [&](absl::StatusOr<AcquiredCache> acquired) {
+      client.Acquire({Digest(), ""}, 0, [&](absl::StatusOr<AcquiredCache> acquired) {
         EXPECT_EQ(ReasonOf(acquired.status()), "STORE_UNREACHABLE");
         ++answered;
       });

@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -85,6 +87,10 @@ class View {
   // The staging memory of the present tail, or null.
   std::shared_ptr<const StagingMap> staging() const { return Snapshot().tail.staging; }
 
+  // Whose it is. Set before the view is shared.
+  void SetTenant(std::string tenant) { tenant_ = std::move(tenant); }
+  const std::string& tenant() const { return tenant_; }
+
   // For closing views that nobody uses.
   void Touch(int64_t now_ms) { last_use_ms_.store(now_ms, std::memory_order_relaxed); }
   int64_t last_use_ms() const { return last_use_ms_.load(std::memory_order_relaxed); }
@@ -95,6 +101,7 @@ class View {
 
   const std::shared_ptr<MappedCache> cache_;
   BudgetBook* const book_;
+  std::string tenant_;
   std::atomic<int64_t> last_use_ms_{0};
   absl::Mutex update_mutex_ ABSL_ACQUIRED_BEFORE(mutex_);  // one update at a time
   mutable absl::Mutex mutex_;                              // held for a copy of the snapshot only

@@ -36,6 +36,10 @@ absl::StatusOr<std::shared_ptr<View>> ViewTable::Find(ViewId id) const {
     const auto found = views_.find(static_cast<int64_t>(id));
     if (found != views_.end()) return found->second;
   }
+  return NotFound(id);
+}
+
+absl::Status ViewTable::NotFound(ViewId id) {
   return MakeError(absl::StatusCode::kNotFound, "VIEW_NOT_FOUND",
                    absl::StrCat("view ", static_cast<int64_t>(id),
                                 " is not open here: never opened, closed, idle for too long, or "

@@ -28,6 +28,8 @@ class ViewTable {
   absl::Status Insert(ViewId id, std::shared_ptr<View> view) ABSL_LOCKS_EXCLUDED(mutex_);
   // Errors: NotFound [VIEW_NOT_FOUND].
   absl::StatusOr<std::shared_ptr<View>> Find(ViewId id) const ABSL_LOCKS_EXCLUDED(mutex_);
+  // That error.
+  static absl::Status NotFound(ViewId id);
   // False when there is no such view.
   bool Erase(ViewId id) ABSL_LOCKS_EXCLUDED(mutex_);
   // Removes the views last used before `use_time_ms`, and those whose store is gone. Returns how

@@ -290,6 +290,8 @@ absl::Status ConfigReader::ReadText(absl::string_view file_name, const std::stri
   return Check(file_name);
 }
 
+absl::StatusOr<std::string> ReadConfigText(const std::string& path) { return ReadWhole(path); }
+
 absl::Status ConfigReader::ReadFile(const std::string& path) {
   CERTKV_ASSIGN_OR_RETURN(const std::string text, ReadWhole(path));
   return ReadText(path, text);

@@ -162,6 +162,9 @@ class ConfigReader {
   std::vector<ConfigList> lists_;
 };
 
+// The text of a config file. Errors: as ConfigReader::ReadFile, but for those of the text.
+absl::StatusOr<std::string> ReadConfigText(const std::string& path);
+
 }  // namespace certkv
 
 #endif  // CERTKV_SERVICES_COMMON_CONFIG_READER_H_

@@ -105,7 +105,8 @@ std::string ServerProgram::HelpText() const {
       "  --socket PATH     listen on this Unix socket; default ",
       RuntimeDirectory(), "/", info_.socket_name,
       "\n"
-      "  --tcp HOST:PORT   listen on TCP as well, without encryption; port 0 takes a free one\n"
+      "  --tcp HOST:PORT   listen on TCP as well, protected as server.tcp_security says; port 0\n"
+      "                    takes a free one\n"
       "  --check-config    read the config, say whether it is good, and exit\n"
       "  --print-config    print the settings in force as YAML with comments, and exit\n"
       "  --print-config-docs  print all settings with their defaults as Markdown, and exit\n"
@@ -131,7 +132,7 @@ std::string ServerProgram::DocsText() const {
       "in `deploy/config`.\n\n"
       "Sizes are written `4096`, `64KiB`, `512MiB`, `4GiB` or `2TiB`; durations `500ms`, `30s`,\n"
       "`5min` or `2h`, always with their unit.\n\n",
-      reader_.ToMarkdown());
+      reader_.ToMarkdown(), "\n", AccessFileMarkdown());
 }
 
 std::string ServerProgram::MetricsDocsText() const {
@@ -160,7 +161,7 @@ std::string ServerProgram::MetricsDocsText() const {
 absl::Status ServerProgram::Configure(const Flags& flags) {
   if (flags.config.has_value()) CERTKV_RETURN_IF_ERROR(reader_.ReadFile(*flags.config));
   if (flags.socket.has_value()) server_config_.unix_socket = *flags.socket;
-  if (flags.tcp.has_value()) server_config_.tcp_address = *flags.tcp;
+  if (flags.tcp.has_value()) server_config_.access.tcp_address = *flags.tcp;
   if (server_config_.unix_socket.empty()) {
     server_config_.unix_socket = absl::StrCat(RuntimeDirectory(), "/", info_.socket_name);
   }
@@ -184,10 +185,13 @@ int ServerProgram::Serve(const Flags& flags) {
   // io_context, which holds their timers, still exists.
   std::vector<std::shared_ptr<void>> owners;
   std::vector<ServedService> served;
-  absl::Status status = runner.ClaimSocket();
+  absl::StatusOr<std::unique_ptr<AccessControl>> access =
+      AccessControl::Create(server_config_.access, RealClock());
+  absl::Status status = access.status();
+  if (status.ok()) status = runner.ClaimSocket();
   for (const auto& factory : factories_) {
     if (!status.ok()) break;
-    absl::StatusOr<Instance> instance = factory(runner.io_context());
+    absl::StatusOr<Instance> instance = factory(runner.io_context(), access->get());
     status = instance.status();
     if (!status.ok()) break;
     if (instance->reload) reloads.push_back(std::move(instance->reload));
@@ -196,7 +200,13 @@ int ServerProgram::Serve(const Flags& flags) {
     owners.push_back(std::move(instance->owner));
     served.push_back(std::move(instance->served));
   }
-  runner.OnReload([this, &flags, &reloads] {
+  runner.OnReload([this, &flags, &reloads, &access] {
+    if (const absl::Status read = (*access)->Reload(); !read.ok()) {
+      Log(LogLevel::kError, "access_file_refused",
+          {{"reason", ReasonOf(read)}, {"message", read.message()}});
+    } else if (!server_config_.access.access_file.empty()) {
+      Log(LogLevel::kInfo, "access_file_reloaded", {{"file", server_config_.access.access_file}});
+    }
     if (!flags.config.has_value()) {
       Log(LogLevel::kWarning, "config_not_reloaded", {{"reason", "no config file was given"}});
       return;

@@ -23,6 +23,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "services/common/access_control.h"
 #include "services/common/clock.h"
 #include "services/common/config_reader.h"
 #include "services/common/http_server.h"
@@ -51,7 +52,8 @@ class ServerProgram {
   void OnConfigured(std::function<void(const ServerConfig& server)> callback) {
     on_configured_.push_back(std::move(callback));
   }
-  // `Server` has Create(const Config&, const Clock*, io_context*), grpc_services() and Drain().
+  // `Server` has Create(const Config&, const Clock*, io_context*, const AccessControl*),
+  // grpc_services() and Drain().
   // Services are made in the order of the calls and destroyed in reverse. `config` outlives Run,
   // and has its defaults now. A server keeps a copy of it: on SIGHUP it is set to its defaults,
   // read again, and given to the Reload(const Config&) of a server that has one. A
@@ -63,30 +65,31 @@ class ServerProgram {
     if constexpr (requires { Server::MetricInfos(); }) {
       metric_infos_.push_back(Server::MetricInfos());
     }
-    factories_.push_back([name = std::string(full_name),
-                          config](boost::asio::io_context* io) -> absl::StatusOr<Instance> {
-      auto server = Server::Create(*config, RealClock(), io);
-      if (!server.ok()) return server.status();
-      std::shared_ptr<Server> owned = std::move(*server);
-      Instance instance;
-      instance.served = {.name = name,
-                         .services = owned->grpc_services(),
-                         .drain = [raw = owned.get()] { raw->Drain(); }};
-      if constexpr (requires(Server & one, const Config& read) { one.Reload(read); }) {
-        instance.reload = [raw = owned.get(), config] { raw->Reload(*config); };
-      }
-      if constexpr (requires { Server::MetricInfos(); }) {
-        instance.metrics.infos = Server::MetricInfos();
-        instance.metrics.collect = [raw = owned.get()](MetricSink* sink) {
-          raw->CollectMetrics(sink);
-        };
-      }
-      if constexpr (requires(Server & one) { one.HttpRoutes(); }) {
-        instance.routes = owned->HttpRoutes();
-      }
-      instance.owner = std::move(owned);
-      return instance;
-    });
+    factories_.push_back(
+        [name = std::string(full_name), config](
+            boost::asio::io_context* io, const AccessControl* access) -> absl::StatusOr<Instance> {
+          auto server = Server::Create(*config, RealClock(), io, access);
+          if (!server.ok()) return server.status();
+          std::shared_ptr<Server> owned = std::move(*server);
+          Instance instance;
+          instance.served = {.name = name,
+                             .services = owned->grpc_services(),
+                             .drain = [raw = owned.get()] { raw->Drain(); }};
+          if constexpr (requires(Server & one, const Config& read) { one.Reload(read); }) {
+            instance.reload = [raw = owned.get(), config] { raw->Reload(*config); };
+          }
+          if constexpr (requires { Server::MetricInfos(); }) {
+            instance.metrics.infos = Server::MetricInfos();
+            instance.metrics.collect = [raw = owned.get()](MetricSink* sink) {
+              raw->CollectMetrics(sink);
+            };
+          }
+          if constexpr (requires(Server & one) { one.HttpRoutes(); }) {
+            instance.routes = owned->HttpRoutes();
+          }
+          instance.owner = std::move(owned);
+          return instance;
+        });
   }
 
   // Blocks until the server has stopped. Returns the exit status of the process.
@@ -115,7 +118,9 @@ class ServerProgram {
   std::vector<std::function<void(const ServerConfig&)>> on_configured_;
   std::vector<std::function<void()>> resets_;
   std::vector<absl::Span<const MetricInfo>> metric_infos_;
-  std::vector<std::function<absl::StatusOr<Instance>(boost::asio::io_context*)>> factories_;
+  using Factory =
+      std::function<absl::StatusOr<Instance>(boost::asio::io_context*, const AccessControl*)>;
+  std::vector<Factory> factories_;
 };
 
 }  // namespace certkv

@@ -4,6 +4,8 @@
 #include <grpc/grpc.h>
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/grpcpp.h>
+#include <grpcpp/security/tls_certificate_provider.h>
+#include <grpcpp/security/tls_credentials_options.h>
 #include <sys/file.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -16,7 +18,6 @@
 #include <csignal>
 #include <cstring>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/synchronization/notification.h"
@@ -25,9 +26,11 @@
 #include "kernels/core/limits.h"
 #include "kernels/core/status.h"
 #include "services/common/call_counter.h"
+#include "services/common/clock.h"
 #include "services/common/health_service.h"
 #include "services/common/rpc_observer.h"
 #include "services/common/runtime_directory.h"
+#include "services/common/unix_listener.h"
 
 namespace certkv {
 namespace {
@@ -36,6 +39,7 @@ constexpr int kKeepaliveTimeMs = 30000;     // a silent connection is probed
 constexpr int kKeepaliveTimeoutMs = 10000;  // and closed when nothing answers
 constexpr int kClientPingIntervalMinMs = 10000;
 constexpr int kMetadataBytesMax = 16 << 10;
+constexpr unsigned kCertificateRefreshSeconds = 1;  // between looks at the files
 constexpr absl::Duration kShutdownPoll = absl::Milliseconds(20);
 // From the end of the last call to the closing of its connection, so that the client has read the
 // answer: a client that writes to a closed connection first takes that for the end of the call.
@@ -87,21 +91,6 @@ void SetLimits(const ServerConfig& config, grpc::ServerBuilder* builder) {
   builder->AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
 }
 
-absl::Status CheckAddress(absl::string_view name, const std::string& address) {
-  if (address.empty()) return absl::OkStatus();
-  const size_t colon = address.rfind(':');
-  int32_t port = -1;
-  if (colon == std::string::npos || colon == 0 ||
-      !absl::SimpleAtoi(address.substr(colon + 1), &port) || port < 0 || port > 65535 ||
-      absl::StartsWith(address, "unix:")) {
-    return MakeError(absl::StatusCode::kInvalidArgument, "CONFIG_INVALID",
-                     absl::StrCat(name, " is ", address,
-                                  ", must be host:port with a port in [0, 65535], such as "
-                                  "127.0.0.1:7070"));
-  }
-  return absl::OkStatus();
-}
-
 }  // namespace
 
 ConfigSection ServerConfigSection(ServerConfig* config, absl::string_view socket_name) {
@@ -110,8 +99,7 @@ ConfigSection ServerConfigSection(ServerConfig* config, absl::string_view socket
                     absl::StrCat("path of the gRPC socket; empty means ", socket_name,
                                  " in $CERTKV_RUNTIME_DIR, else $XDG_RUNTIME_DIR/certkv, else "
                                  "/tmp/certkv-<uid>"));
-  section.AddString("tcp_address", &config->tcp_address, 256,
-                    "host:port to listen on as well, without encryption; empty means no TCP");
+  AddAccessFields(&config->access, &section);
   section.AddInteger("io_threads", &config->io_threads, {.min = 0, .max = 1024}, "threads",
                      "threads for computing, timers and background work; 0 means one per "
                      "processor, at least 2");
@@ -136,7 +124,6 @@ ConfigSection ServerConfigSection(ServerConfig* config, absl::string_view socket
   section.AddString("http_token_file", &config->http_token_file, 4096,
                     "file with the token that callers of http_address must send (Authorization: "
                     "Bearer); at least 16 bytes, mode 0600; empty means none");
-  section.AddCheck([config] { return CheckAddress("tcp_address", config->tcp_address); });
   section.AddCheck([config] { return CheckAddress("http_address", config->http_address); });
   return section;
 }
@@ -217,19 +204,21 @@ absl::Status ServerRunner::Start(std::vector<ServedService> services) {
   PrepareGrpc();
   grpc::ServerBuilder builder;
   SetLimits(config_, &builder);
-  int socket_result = 0;
   int tcp_port = 0;
-  if (config_.unix_socket.empty() && config_.tcp_address.empty()) {
+  if (config_.unix_socket.empty() && config_.access.tcp_address.empty()) {
     return MakeError(absl::StatusCode::kInvalidArgument, "NO_ADDRESS",
                      "neither a Unix socket nor a TCP address is configured; set one");
   }
   if (!config_.unix_socket.empty()) {
     CERTKV_RETURN_IF_ERROR(ClaimSocket());
-    builder.AddListeningPort("unix:" + config_.unix_socket, grpc::InsecureServerCredentials(),
-                             &socket_result);
+    unix_acceptor_ = builder.experimental().AddExternalConnectionAcceptor(
+        grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
+        grpc::InsecureServerCredentials());
   }
-  if (!config_.tcp_address.empty()) {
-    builder.AddListeningPort(config_.tcp_address, grpc::InsecureServerCredentials(), &tcp_port);
+  if (!config_.access.tcp_address.empty()) {
+    CERTKV_RETURN_IF_ERROR(CheckAccessConfig(config_.access));
+    CERTKV_ASSIGN_OR_RETURN(const auto credentials, TcpCredentials());
+    builder.AddListeningPort(config_.access.tcp_address, credentials, &tcp_port);
   }
   builder.RegisterService(health_.get());
   // Before anybody can see that the server is up and asks it to stop.
@@ -248,21 +237,51 @@ absl::Status ServerRunner::Start(std::vector<ServedService> services) {
   builder.experimental().SetInterceptorCreators(std::move(interceptors));
   server_ = builder.BuildAndStart();
   if (server_ == nullptr) {
-    const bool tcp_failed = !config_.tcp_address.empty() && tcp_port <= 0;
-    return MakeError(
-        absl::StatusCode::kUnavailable, "LISTEN_FAILED",
-        absl::StrCat("can't listen on ", tcp_failed ? config_.tcp_address : config_.unix_socket,
-                     tcp_failed ? "; is the port taken, or the host not this one?"
-                                : "; is the directory writable?"));
+    return MakeError(absl::StatusCode::kUnavailable, "LISTEN_FAILED",
+                     absl::StrCat("can't listen on ", config_.access.tcp_address,
+                                  "; is the port taken, or the host not this one?"));
   }
-  if (!config_.unix_socket.empty()) targets_.push_back("unix:" + config_.unix_socket);
-  if (!config_.tcp_address.empty()) {
-    const std::string& address = config_.tcp_address;
+  if (!config_.unix_socket.empty()) {
+    CERTKV_RETURN_IF_ERROR(ListenOnUnixSocket());
+    targets_.push_back("unix:" + config_.unix_socket);
+  }
+  if (!config_.access.tcp_address.empty()) {
+    const std::string& address = config_.access.tcp_address;
     targets_.push_back(absl::StrCat(address.substr(0, address.rfind(':')), ":", tcp_port));
   }
   Log(LogLevel::kInfo, "listening",
       {{"program", program_}, {"targets", absl::StrJoin(targets_, ",")}, {"pid", getpid()}});
   return absl::OkStatus();
+}
+
+absl::Status ServerRunner::ListenOnUnixSocket() {
+  CERTKV_ASSIGN_OR_RETURN(UnixPeerList peers,
+                          ParseUnixPeers(config_.access.unix_users, config_.access.unix_groups));
+  CERTKV_ASSIGN_OR_RETURN(
+      unix_listener_,
+      UnixListener::Create(config_.unix_socket, std::move(peers), &io_context_, [this](int socket) {
+        grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters connection;
+        connection.fd = socket;
+        unix_acceptor_->HandleNewConnection(&connection);
+      }));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> ServerRunner::TcpCredentials() const {
+  const AccessConfig& access = config_.access;
+  if (access.tcp_security == TcpSecurity::kInsecure) return grpc::InsecureServerCredentials();
+  const CertificateFiles files = access.certificate_files();
+  CERTKV_RETURN_IF_ERROR(CheckCertificateFiles(files, RealClock()->NowMs()));
+  auto provider = std::make_shared<grpc::experimental::FileWatcherCertificateProvider>(
+      files.key, files.certificate, files.ca, kCertificateRefreshSeconds);
+  grpc::experimental::TlsServerCredentialsOptions options(provider);
+  options.watch_identity_key_cert_pairs();
+  options.set_cert_request_type(GRPC_SSL_DONT_REQUEST_CLIENT_CERTIFICATE);
+  if (!files.ca.empty()) {
+    options.watch_root_certs();
+    options.set_cert_request_type(GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY);
+  }
+  return grpc::experimental::TlsServerCredentials(options);
 }
 
 void ServerRunner::WaitForSignal() {
@@ -306,6 +325,7 @@ void ServerRunner::Shutdown(int64_t drain_timeout_ms) {
     const auto timeout = std::chrono::milliseconds(drain_timeout_ms);
     Log(LogLevel::kInfo, "draining", {{"program", program_}, {"timeout_ms", drain_timeout_ms}});
     health_->Drain();
+    unix_listener_.reset();  // removes the socket
     // In reverse, because a later service may use an earlier one.
     for (auto served = services_.rbegin(); served != services_.rend(); ++served) {
       if (served->drain) served->drain();
@@ -327,8 +347,8 @@ void ServerRunner::Shutdown(int64_t drain_timeout_ms) {
     }
     shutdown.join();
     server_->Wait();
+    unix_acceptor_.reset();
     server_.reset();
-    if (!config_.unix_socket.empty()) unlink(config_.unix_socket.c_str());
     const auto took = std::chrono::duration_cast<std::chrono::milliseconds>(
         std::chrono::steady_clock::now() - begin);
     Log(took < timeout ? LogLevel::kInfo : LogLevel::kWarning,

@@ -1,6 +1,6 @@
 // ServerRunner: a gRPC server of one or several services, with what every CertKV server has:
-// health, reflection, a Unix socket (and TCP when asked), message limits, threads for timers and
-// computing, and a drain on SIGTERM or SIGINT.
+// health, reflection, a Unix socket (and TCP when asked) for those who may call, message limits,
+// threads for timers and computing, and a drain on SIGTERM or SIGINT.
 #ifndef CERTKV_SERVICES_COMMON_SERVER_RUNNER_H_
 #define CERTKV_SERVICES_COMMON_SERVER_RUNNER_H_
 
@@ -20,14 +20,21 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "kernels/core/shared_memory.h"
+#include "services/common/access_config.h"
 #include "services/common/config_reader.h"
 #include "services/common/log.h"
 
 namespace grpc {
 class Server;
+class ServerBuilder;
+class ServerCredentials;
 class Service;
+namespace experimental {
+class ExternalConnectionAcceptor;
+}  // namespace experimental
 }  // namespace grpc
 
 namespace certkv {
@@ -35,11 +42,12 @@ namespace certkv {
 class CallCounter;
 class HealthService;
 class RpcObserver;
+class UnixListener;
 
 struct ServerConfig {
   std::string unix_socket;  // path; "" = none
-  std::string tcp_address;  // "host:port", port 0 = any free one; "" = none
-  int32_t io_threads = 0;   // of the io_context; 0 = one per processor, at least 2
+  AccessConfig access;
+  int32_t io_threads = 0;  // of the io_context; 0 = one per processor, at least 2
   int64_t drain_timeout_ms = 10000;
   int32_t streams_per_connection_max = 1024;
   LogLevel log_level = LogLevel::kInfo;
@@ -85,7 +93,8 @@ class ServerRunner {
   // serves.
   // Errors: FailedPrecondition [SOCKET_IN_USE], a live server has the path; [SOCKET_PATH_TAKEN],
   // a file that is no socket; [SOCKET_DIRECTORY_UNSAFE]. InvalidArgument [SOCKET_PATH_TOO_LONG];
-  // [NO_ADDRESS], neither socket nor TCP. Unavailable [LISTEN_FAILED | SOCKET_DIRECTORY_FAILED].
+  // [NO_ADDRESS], neither socket nor TCP; as CheckAccessConfig. Unavailable [LISTEN_FAILED |
+  // SOCKET_DIRECTORY_FAILED]; as CheckCertificateFiles.
   absl::Status Start(std::vector<ServedService> services);
 
   // What SIGHUP does, on a thread of the io_context; before Start. Without it SIGHUP ends a
@@ -109,6 +118,9 @@ class ServerRunner {
   void Stop() { Shutdown(0); }
 
  private:
+  absl::Status ListenOnUnixSocket();
+  // Null where `access` is without TLS.
+  absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> TcpCredentials() const;
   void WaitForSignal();
   void Shutdown(int64_t drain_timeout_ms);
 
@@ -126,6 +138,9 @@ class ServerRunner {
   std::vector<ServedService> services_;
   std::function<void()> reload_;
   std::unique_ptr<grpc::Server> server_;
+  // Outlives the listener that calls it, and is destroyed before the server.
+  std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> unix_acceptor_;
+  std::unique_ptr<UnixListener> unix_listener_;
   std::vector<std::string> targets_;
   absl::Mutex mutex_;
   bool stop_requested_ ABSL_GUARDED_BY(mutex_) = false;

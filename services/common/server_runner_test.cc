@@ -215,7 +215,8 @@ TEST_F(ServerRunnerTest, ServesOnAUnixSocketInAPrivateDirectory) {
 }
 
 TEST_F(ServerRunnerTest, ServesOnTcpWhenAsked) {
-  config_.tcp_address = "127.0.0.1:0";
+  config_.access.tcp_address = "127.0.0.1:0";
+  config_.access.tcp_security = TcpSecurity::kInsecure;
   ASSERT_TRUE(Start().ok());
   ASSERT_EQ(runner_->targets().size(), 2u);
   EXPECT_THAT(runner_->targets()[1], StartsWith("127.0.0.1:"));
@@ -224,15 +225,16 @@ TEST_F(ServerRunnerTest, ServesOnTcpWhenAsked) {
 }
 
 TEST_F(ServerRunnerTest, RefusesATakenTcpPort) {
-  config_.tcp_address = "127.0.0.1:0";
+  config_.access.tcp_address = "127.0.0.1:0";
+  config_.access.tcp_security = TcpSecurity::kInsecure;
   ASSERT_TRUE(Start().ok());
   ServerConfig other = config_;
   other.unix_socket.clear();
-  other.tcp_address = runner_->targets()[1];
+  other.access.tcp_address = runner_->targets()[1];
   ServerRunner second("second", other);
   const absl::Status status = second.Start({});
   EXPECT_EQ(ReasonOf(status), "LISTEN_FAILED");
-  EXPECT_THAT(std::string(status.message()), HasSubstr(other.tcp_address));
+  EXPECT_THAT(std::string(status.message()), HasSubstr(other.access.tcp_address));
 }
 
 TEST_F(ServerRunnerTest, RefusesCallsWithoutADeadline) {

@@ -213,13 +213,25 @@ absl::StatusOr<PolicyLease> RequestRegistry::OpenLocked(const std::string& name,
   return lease;
 }
 
+ReportAnswer RequestRegistry::ReleaseAnswer(absl::string_view explanation) {
+  ReportAnswer answer;
+  answer.action = DirectiveAction::kRelease;
+  answer.explanation = std::string(explanation);
+  return answer;
+}
+
+absl::Status RequestRegistry::CheckTenant(
+    absl::string_view request, const std::function<bool(absl::string_view)>& may_use) const {
+  CERTKV_ASSIGN_OR_RETURN(const std::shared_ptr<Entry> entry, Find(request));
+  absl::MutexLock lock(&entry->mutex);
+  return may_use(entry->request.terms().tenant) ? absl::OkStatus() : NotFound(request);
+}
+
 absl::StatusOr<ReportAnswer> RequestRegistry::Report(absl::string_view request,
                                                      const ReportBatch& batch) {
   absl::StatusOr<std::shared_ptr<Entry>> entry = Find(request);
   if (absl::IsNotFound(entry.status())) {
-    ReportAnswer answer;
-    answer.action = DirectiveAction::kRelease;
-    answer.explanation = std::string(entry.status().message());
+    ReportAnswer answer = ReleaseAnswer(entry.status().message());
     CountAnswer(batch, answer, &counters_);
     return answer;
   }

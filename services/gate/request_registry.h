@@ -16,6 +16,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -102,12 +103,17 @@ class RequestRegistry {
   // `request` is "requests/{request}" here and below. An unknown request is answered kRelease.
   // Errors: InvalidArgument [REQUEST_NAME_INVALID]; as Request::Report.
   absl::StatusOr<ReportAnswer> Report(absl::string_view request, const ReportBatch& batch);
+  // That answer.
+  static ReportAnswer ReleaseAnswer(absl::string_view explanation);
 
   // Errors of the others: InvalidArgument [REQUEST_NAME_INVALID]; NotFound [REQUEST_NOT_FOUND],
   // never opened, forgotten after its retention, or gate was restarted.
   absl::StatusOr<Decision> Decide(absl::string_view request, const ReadCertificate& certificate);
   absl::StatusOr<RequestRisk> CloseRequest(absl::string_view request);
   absl::StatusOr<RequestRisk> GetRisk(absl::string_view request, bool all_heads = false) const;
+  // Is the request one of the tenants that `may_use` names?
+  absl::Status CheckTenant(absl::string_view request,
+                           const std::function<bool(absl::string_view)>& may_use) const;
   // The risk when it has changed since `*change_count` (0 = tell anyhow), which is moved on.
   absl::StatusOr<std::optional<RequestRisk>> GetRiskIfChanged(absl::string_view request,
                                                               int64_t* change_count) const;

@@ -12,6 +12,7 @@
 #include "absl/synchronization/mutex.h"
 #include "certkv/gate/v1/gate.grpc.pb.h"
 #include "kernels/core/status.h"
+#include "services/common/access_control.h"
 #include "services/common/call_trace.h"
 #include "services/common/convert.h"
 #include "services/common/errors.h"
@@ -34,16 +35,6 @@ using grpc::ServerUnaryReactor;
 constexpr std::chrono::milliseconds kTick{100};
 constexpr int kTicksPerSweep = 10;
 
-// Runs `answer`, which fills the response, unless the call has no deadline.
-template <typename Answer>
-ServerUnaryReactor* Unary(CallbackServerContext* context, const Answer& answer) {
-  ServerUnaryReactor* reactor = context->DefaultReactor();
-  grpc::Status status = RequireDeadline(*context, gate::kErrorDomain);
-  if (status.ok()) status = ToGrpcStatus(answer(), gate::kErrorDomain);
-  reactor->Finish(status);
-  return reactor;
-}
-
 }  // namespace
 
 // The service object and its timer. Handlers of the timer hold it only while they run, so that the
@@ -51,9 +42,11 @@ ServerUnaryReactor* Unary(CallbackServerContext* context, const Answer& answer) 
 class GateServer::Core final : public v1::Gate::CallbackService,
                                public std::enable_shared_from_this<GateServer::Core> {
  public:
-  Core(const GateConfig& config, const Clock* clock, boost::asio::io_context* io_context)
+  Core(const GateConfig& config, const Clock* clock, boost::asio::io_context* io_context,
+       const AccessControl* access)
       : config_(config),
         clock_(clock),
+        access_(access),
         io_context_(io_context),
         registry_(config, clock),
         store_(config.store_socket.empty() ? absl::StrCat(RuntimeDirectory(), "/kvstore.sock")
@@ -86,8 +79,9 @@ class GateServer::Core final : public v1::Gate::CallbackService,
   ServerUnaryReactor* OpenRequest(CallbackServerContext* context,
                                   const v1::OpenRequestRequest* request,
                                   v1::OpenRequestResponse* response) override {
-    return Unary(context, [&]() -> absl::Status {
-      CERTKV_ASSIGN_OR_RETURN(const gate::RequestTerms terms, gate::TermsFromProto(*request));
+    return Unary(context, Scope::kRead, [&](const Identity& caller) -> absl::Status {
+      CERTKV_ASSIGN_OR_RETURN(gate::RequestTerms terms, gate::TermsFromProto(*request));
+      CERTKV_ASSIGN_OR_RETURN(terms.tenant, caller.ResolveTenant(terms.tenant));
       CERTKV_ASSIGN_OR_RETURN(
           const PolicyLease lease,
           registry_.OpenRequest(request->request_id(), request->label(), terms));
@@ -100,12 +94,19 @@ class GateServer::Core final : public v1::Gate::CallbackService,
 
   grpc::ServerBidiReactor<v1::ReportRequest, v1::ReportResponse>* Report(
       CallbackServerContext* context) override {
-    return new gate::ReportStream(&registry_, &streams_, io_context_, TraceparentOf(*context));
+    // Asked for every batch: a token may be withdrawn while a stream lasts.
+    const auto admit = [this, context](absl::string_view request) -> absl::Status {
+      CERTKV_ASSIGN_OR_RETURN(const IdentityPtr caller, Admit(access_, *context, Scope::kRead));
+      return request.empty() ? absl::OkStatus() : CheckRequest(*caller, request);
+    };
+    return new gate::ReportStream(&registry_, &streams_, io_context_, TraceparentOf(*context),
+                                  admit);
   }
 
   ServerUnaryReactor* Decide(CallbackServerContext* context, const v1::DecideRequest* request,
                              v1::DecideResponse* response) override {
-    return Unary(context, [&]() -> absl::Status {
+    return Unary(context, Scope::kRead, [&](const Identity& caller) -> absl::Status {
+      CERTKV_RETURN_IF_ERROR(CheckRequest(caller, request->request()));
       CERTKV_ASSIGN_OR_RETURN(const ReadCertificate certificate,
                               ReadCertificateFromProto(request->certificate()));
       CERTKV_ASSIGN_OR_RETURN(const gate::Decision decision,
@@ -118,7 +119,8 @@ class GateServer::Core final : public v1::Gate::CallbackService,
   ServerUnaryReactor* CloseRequest(CallbackServerContext* context,
                                    const v1::CloseRequestRequest* request,
                                    v1::RequestRisk* response) override {
-    return Unary(context, [&]() -> absl::Status {
+    return Unary(context, Scope::kRead, [&](const Identity& caller) -> absl::Status {
+      CERTKV_RETURN_IF_ERROR(CheckRequest(caller, request->request()));
       CERTKV_ASSIGN_OR_RETURN(const gate::RequestRisk risk,
                               registry_.CloseRequest(request->request()));
       gate::RequestRiskToProto(risk, response);
@@ -129,7 +131,8 @@ class GateServer::Core final : public v1::Gate::CallbackService,
   ServerUnaryReactor* GetRequestRisk(CallbackServerContext* context,
                                      const v1::GetRequestRiskRequest* request,
                                      v1::RequestRisk* response) override {
-    return Unary(context, [&]() -> absl::Status {
+    return Unary(context, Scope::kRisk, [&](const Identity& caller) -> absl::Status {
+      CERTKV_RETURN_IF_ERROR(CheckRequest(caller, request->request()));
       CERTKV_ASSIGN_OR_RETURN(const gate::RequestRisk risk,
                               registry_.GetRisk(request->request(), request->all_heads()));
       gate::RequestRiskToProto(risk, response);
@@ -140,8 +143,11 @@ class GateServer::Core final : public v1::Gate::CallbackService,
   ServerUnaryReactor* ListRequestRisks(CallbackServerContext* context,
                                        const v1::ListRequestRisksRequest* request,
                                        v1::ListRequestRisksResponse* response) override {
-    return Unary(context, [&]() -> absl::Status {
-      CERTKV_ASSIGN_OR_RETURN(const gate::RiskQuery query, gate::RiskQueryFromProto(*request));
+    return Unary(context, Scope::kRisk, [&](const Identity& caller) -> absl::Status {
+      CERTKV_ASSIGN_OR_RETURN(gate::RiskQuery query, gate::RiskQueryFromProto(*request));
+      if (!caller.any_tenant) {
+        CERTKV_ASSIGN_OR_RETURN(query.filter.tenant, caller.ResolveTenant(query.filter.tenant));
+      }
       CERTKV_ASSIGN_OR_RETURN(const gate::RiskPage page, registry_.ListRisks(query));
       for (const gate::RequestRisk& risk : page.risks) {
         gate::RequestRiskToProto(risk, response->add_risks());
@@ -153,13 +159,18 @@ class GateServer::Core final : public v1::Gate::CallbackService,
   }
 
   grpc::ServerWriteReactor<v1::RequestRisk>* WatchRequestRisk(
-      CallbackServerContext*, const v1::WatchRequestRiskRequest* request) override {
-    return new gate::WatchStream(&registry_, &streams_, request->request(), config_.watcher_limit);
+      CallbackServerContext* context, const v1::WatchRequestRiskRequest* request) override {
+    const absl::StatusOr<IdentityPtr> caller = Admit(access_, *context, Scope::kRisk);
+    const absl::Status admitted =
+        caller.ok() ? CheckRequest(**caller, request->request()) : caller.status();
+    return new gate::WatchStream(&registry_, &streams_, request->request(), config_.watcher_limit,
+                                 admitted);
   }
 
   ServerUnaryReactor* GetPolicy(CallbackServerContext* context, const v1::GetPolicyRequest*,
                                 v1::Policy* response) override {
-    return Unary(context, [&]() -> absl::Status {
+    return Unary(context, Scope::kRisk, [&](const Identity& caller) -> absl::Status {
+      CERTKV_RETURN_IF_ERROR(caller.CheckAllTenants("the policy"));
       *response = gate::PolicyToProto(registry_.policy());
       return absl::OkStatus();
     });
@@ -168,7 +179,8 @@ class GateServer::Core final : public v1::Gate::CallbackService,
   ServerUnaryReactor* UpdatePolicy(CallbackServerContext* context,
                                    const v1::UpdatePolicyRequest* request,
                                    v1::Policy* response) override {
-    return Unary(context, [&]() -> absl::Status {
+    return Unary(context, Scope::kAdmin, [&](const Identity& caller) -> absl::Status {
+      CERTKV_RETURN_IF_ERROR(caller.CheckAllTenants("the policy"));
       CERTKV_ASSIGN_OR_RETURN(const gate::Policy asked, gate::PolicyFromProto(request->policy()));
       CERTKV_ASSIGN_OR_RETURN(const gate::Policy policy,
                               registry_.UpdatePolicy(asked, context->peer()));
@@ -180,7 +192,8 @@ class GateServer::Core final : public v1::Gate::CallbackService,
 
   ServerUnaryReactor* TryPolicy(CallbackServerContext* context, const v1::TryPolicyRequest* request,
                                 v1::TryPolicyResponse* response) override {
-    return Unary(context, [&]() -> absl::Status {
+    return Unary(context, Scope::kRisk, [&](const Identity& caller) -> absl::Status {
+      CERTKV_RETURN_IF_ERROR(caller.CheckAllTenants("the policy"));
       CERTKV_ASSIGN_OR_RETURN(const gate::Policy asked, gate::PolicyFromProto(request->policy()));
       CERTKV_ASSIGN_OR_RETURN(const gate::PolicyTrial trial, registry_.TryPolicy(asked));
       gate::PolicyTrialToProto(trial, response);
@@ -191,7 +204,8 @@ class GateServer::Core final : public v1::Gate::CallbackService,
   ServerUnaryReactor* ListPolicyChanges(CallbackServerContext* context,
                                         const v1::ListPolicyChangesRequest*,
                                         v1::ListPolicyChangesResponse* response) override {
-    return Unary(context, [&]() -> absl::Status {
+    return Unary(context, Scope::kRisk, [&](const Identity& caller) -> absl::Status {
+      CERTKV_RETURN_IF_ERROR(caller.CheckAllTenants("the policy"));
       for (const gate::PolicyChange& change : registry_.PolicyChanges()) {
         gate::PolicyChangeToProto(change, response->add_changes());
       }
@@ -202,14 +216,19 @@ class GateServer::Core final : public v1::Gate::CallbackService,
   ServerUnaryReactor* ListRiskEvents(CallbackServerContext* context,
                                      const v1::ListRiskEventsRequest* request,
                                      v1::ListRiskEventsResponse* response) override {
-    return Unary(context, [&]() -> absl::Status {
+    return Unary(context, Scope::kRisk, [&](const Identity& caller) -> absl::Status {
       const int32_t size = request->page_size();
       if (size < 0 || size > gate::kEventsPerListMax) {
         return MakeError(absl::StatusCode::kInvalidArgument, "PAGE_SIZE_INVALID",
                          absl::StrCat("page_size is ", size, ", must be in [1, ",
                                       gate::kEventsPerListMax, "], or 0 for 100"));
       }
-      for (const auto& event : registry_.ListEvents(request->since_ms(), size == 0 ? 100 : size)) {
+      const int32_t wanted = size == 0 ? 100 : size;
+      // Those of others are left out here, so more are asked for.
+      const int32_t asked = caller.any_tenant ? wanted : gate::kEventsPerListMax;
+      for (const auto& event : registry_.ListEvents(request->since_ms(), asked)) {
+        if (response->events_size() == wanted) break;
+        if (!CheckRequest(caller, event.request).ok()) continue;
         gate::NamedEventToProto(event, response->add_events());
       }
       return absl::OkStatus();
@@ -233,6 +252,27 @@ class GateServer::Core final : public v1::Gate::CallbackService,
   }
 
  private:
+  // Runs `answer`, which fills the response, unless the call has no deadline or the caller not the
+  // scope.
+  template <typename Answer>
+  ServerUnaryReactor* Unary(CallbackServerContext* context, Scope scope, const Answer& answer) {
+    ServerUnaryReactor* reactor = context->DefaultReactor();
+    grpc::Status status = RequireDeadline(*context, gate::kErrorDomain);
+    if (status.ok()) {
+      const absl::StatusOr<IdentityPtr> caller = Admit(access_, *context, scope);
+      status = ToGrpcStatus(caller.ok() ? answer(**caller) : caller.status(), gate::kErrorDomain);
+    }
+    reactor->Finish(status);
+    return reactor;
+  }
+
+  // A request of a tenant that the caller may not act for is as one that is not there.
+  absl::Status CheckRequest(const Identity& caller, absl::string_view request) const {
+    if (caller.any_tenant) return absl::OkStatus();
+    return registry_.CheckTenant(
+        request, [&caller](absl::string_view tenant) { return caller.MayUse(tenant); });
+  }
+
   static void LogPolicy(const gate::Policy& policy, absl::string_view source) {
     Log(LogLevel::kInfo, "policy_updated",
         {{"version", policy.version},
@@ -249,6 +289,7 @@ class GateServer::Core final : public v1::Gate::CallbackService,
 
   const GateConfig config_;
   const Clock* const clock_;
+  const AccessControl* const access_;  // null: everybody may call
   boost::asio::io_context* const io_context_;
   gate::RequestRegistry registry_;
   gate::StoreWatcher store_;
@@ -263,10 +304,12 @@ GateServer::GateServer(std::shared_ptr<Core> core) : core_(std::move(core)) {}
 
 GateServer::~GateServer() { core_->Stop(); }
 
-absl::StatusOr<std::unique_ptr<GateServer>> GateServer::Create(
-    const GateConfig& config, const Clock* clock, boost::asio::io_context* io_context) {
+absl::StatusOr<std::unique_ptr<GateServer>> GateServer::Create(const GateConfig& config,
+                                                               const Clock* clock,
+                                                               boost::asio::io_context* io_context,
+                                                               const AccessControl* access) {
   CERTKV_RETURN_IF_ERROR(gate::ValidatePolicy(config.policy));
-  auto core = std::make_shared<Core>(config, clock, io_context);
+  auto core = std::make_shared<Core>(config, clock, io_context, access);
   core->ScheduleTick();
   return std::unique_ptr<GateServer>(new GateServer(std::move(core)));
 }

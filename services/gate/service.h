@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "services/common/access_control.h"
 #include "services/common/clock.h"
 #include "services/common/http_server.h"
 #include "services/common/metrics.h"
@@ -24,12 +25,14 @@ namespace certkv {
 // Threads: all methods are safe; calls are served on gRPC's and the io_context's threads.
 class GateServer {
  public:
-  // `clock` and `io_context` outlive the server. Starts a timer on the io_context: it sweeps idle
-  // and old requests once a second and feeds watchers ten times a second.
-  // Errors: InvalidArgument [POLICY_INVALID], the config was not read by its schema.
+  // `clock`, `io_context` and `access` (null: everybody may call) outlive the server. Starts a
+  // timer on the io_context: it sweeps idle and old requests once a second and feeds watchers ten
+  // times a second. Errors: InvalidArgument [POLICY_INVALID], the config was not read by its
+  // schema.
   static absl::StatusOr<std::unique_ptr<GateServer>> Create(const GateConfig& config,
                                                             const Clock* clock,
-                                                            boost::asio::io_context* io_context);
+                                                            boost::asio::io_context* io_context,
+                                                            const AccessControl* access = nullptr);
   // Comes after the gRPC server was shut down.
   ~GateServer();
 

@@ -52,14 +52,19 @@ void StreamSet::TickAll() {
 }
 
 ReportStream::ReportStream(RequestRegistry* registry, StreamSet* streams,
-                           boost::asio::io_context* io_context, std::string traceparent)
+                           boost::asio::io_context* io_context, std::string traceparent,
+                           AdmitReport admit)
     : registry_(registry),
       streams_(streams),
       io_context_(io_context),
-      traceparent_(std::move(traceparent)) {
+      traceparent_(std::move(traceparent)),
+      admit_(std::move(admit)) {
+  const absl::Status caller = admit_("");
   const auto admission = streams_->Add(this, /*is_watch=*/false, 0);
   absl::MutexLock lock(&mutex_);
-  if (admission != StreamSet::Admission::kAdmitted || draining_) {
+  if (!caller.ok()) {
+    End(ToGrpcStatus(caller, kErrorDomain));
+  } else if (admission != StreamSet::Admission::kAdmitted || draining_) {
     End(DrainingStatus());
   } else {
     at_rest_ = true;
@@ -83,6 +88,9 @@ void ReportStream::OnReadDone(bool ok) {
 
 void ReportStream::CountBatch() {
   const auto count = [this]() -> absl::StatusOr<ReportAnswer> {
+    const absl::Status admitted = admit_(request_.request());
+    if (absl::IsNotFound(admitted)) return RequestRegistry::ReleaseAnswer(admitted.message());
+    CERTKV_RETURN_IF_ERROR(admitted);
     CERTKV_ASSIGN_OR_RETURN(const std::vector<ReadCertificate> certificates,
                             CertificatesFromProto(request_));
     CERTKV_ASSIGN_OR_RETURN(const std::vector<ReturnedSlice> returned,
@@ -152,10 +160,10 @@ void ReportStream::OnDone() {
 }
 
 WatchStream::WatchStream(const RequestRegistry* registry, StreamSet* streams, std::string request,
-                         int32_t watch_limit)
+                         int32_t watch_limit, const absl::Status& admitted)
     : registry_(registry), streams_(streams), request_(std::move(request)) {
   // Asked first, so that a watch of nothing never takes a place.
-  const absl::Status known = registry_->GetRisk(request_).status();
+  const absl::Status known = admitted.ok() ? registry_->GetRisk(request_).status() : admitted;
   const auto admission = known.ok() ? streams_->Add(this, /*is_watch=*/true, watch_limit)
                                     : StreamSet::Admission::kAdmitted;
   absl::MutexLock lock(&mutex_);

@@ -8,10 +8,13 @@
 //
 #include <boost/asio/io_context.hpp>
 #include <cstdint>
+#include <functional>
 #include <string>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_set.h"
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "certkv/gate/v1/gate.grpc.pb.h"
 #include "services/gate/request_registry.h"
@@ -59,9 +62,12 @@ class StreamSet {
 class ReportStream final : public grpc::ServerBidiReactor<v1::ReportRequest, v1::ReportResponse>,
                            public OpenStream {
  public:
+  // May the caller report for the request, or ("") at all?
+  using AdmitReport = std::function<absl::Status(absl::string_view request)>;
+
   // `traceparent` of the caller, or "", for logs.
   ReportStream(RequestRegistry* registry, StreamSet* streams, boost::asio::io_context* io_context,
-               std::string traceparent);
+               std::string traceparent, AdmitReport admit);
 
   void OnReadDone(bool ok) override;
   void OnWriteDone(bool ok) override;
@@ -76,6 +82,7 @@ class ReportStream final : public grpc::ServerBidiReactor<v1::ReportRequest, v1:
   StreamSet* const streams_;
   boost::asio::io_context* const io_context_;
   const std::string traceparent_;
+  const AdmitReport admit_;
   v1::ReportRequest request_;
   v1::ReportResponse response_;
   absl::Mutex mutex_;
@@ -90,7 +97,7 @@ class ReportStream final : public grpc::ServerBidiReactor<v1::ReportRequest, v1:
 class WatchStream final : public grpc::ServerWriteReactor<v1::RequestRisk>, public OpenStream {
  public:
   WatchStream(const RequestRegistry* registry, StreamSet* streams, std::string request,
-              int32_t watch_limit);
+              int32_t watch_limit, const absl::Status& admitted);
 
   void OnWriteDone(bool ok) override;
   void OnCancel() override;

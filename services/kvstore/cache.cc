@@ -55,6 +55,8 @@ Cache::Cache(CacheId id, const CacheSpec& spec, std::shared_ptr<SlabMemory> devi
     : id_(id),
       spec_(spec),
       spec_digest_(DigestCacheSpec(spec)),
+      pool_(options.pool),
+      cache_digest_(PoolCacheDigest(spec_digest_, options.pool.id)),
       description_(DescribeCacheSpec(spec)),
       hub_(hub),
       counters_(counters),
@@ -214,7 +216,7 @@ void Cache::Remove(BlockId id, BlockEventKind kind, int64_t now_ms) {
   --use.backing.used;
   if (record.device.present()) --use.device.used;
   const bool is_on_disk = kind == BlockEventKind::kEvicted && !record.damaged &&
-                          spill_ != nullptr && spill_->Contains(spec_digest_, record.key);
+                          spill_ != nullptr && spill_->Contains(cache_digest_, record.key);
   if (is_on_disk) {
     kind = BlockEventKind::kSpilled;
     ++counters_->blocks_spilled;

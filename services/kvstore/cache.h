@@ -1,4 +1,5 @@
-// Cache: the blocks of one CacheSpec, their slots in both tiers, and what goes when a tier is full.
+// Cache: the blocks of one CacheSpec and one pool of tenants, their slots in both tiers, and what
+// goes when a tier is full.
 #ifndef CERTKV_SERVICES_KVSTORE_CACHE_H_
 #define CERTKV_SERVICES_KVSTORE_CACHE_H_
 
@@ -18,6 +19,7 @@
 #include "services/kvstore/event_hub.h"
 #include "services/kvstore/slot_pool.h"
 #include "services/kvstore/spill_tier.h"
+#include "services/kvstore/tenant_pool.h"
 #include "services/kvstore/tenant_table.h"
 
 namespace certkv::kvstore {
@@ -84,6 +86,7 @@ struct TierSizes {
 struct CacheOptions {
   EvictionPolicy eviction = EvictionPolicy::kReuse;
   const SpillTier* spill = nullptr;  // null: none
+  TenantPool pool = {"", {""}};
 };
 
 // Invariants:
@@ -111,6 +114,9 @@ class Cache {
   CacheId id() const { return id_; }
   const CacheSpec& spec() const { return spec_; }
   const SpecDigest& spec_digest() const { return spec_digest_; }
+  const TenantPool& pool() const { return pool_; }
+  // Its name in memory and on disk, unlike that of any other pool of this spec.
+  const SpecDigest& cache_digest() const { return cache_digest_; }
   const std::string& description() const { return description_; }
   const std::shared_ptr<SlabMemory>& device_memory() const { return device_.memory(); }
   const std::shared_ptr<SlabMemory>& backing_memory() const { return backing_.memory(); }
@@ -211,6 +217,8 @@ class Cache {
   const CacheId id_;
   const CacheSpec spec_;
   const SpecDigest spec_digest_;
+  const TenantPool pool_;
+  const SpecDigest cache_digest_;
   const std::string description_;
   EventHub* const hub_;
   StoreCounters* const counters_;

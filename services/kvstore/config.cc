@@ -2,6 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/core/status.h"
+#include "services/common/identity.h"
 #include "services/common/runtime_directory.h"
 
 namespace certkv {
@@ -9,6 +10,15 @@ namespace {
 
 constexpr int64_t kMemoryBytesMin = int64_t{64} << 10;
 constexpr int64_t kMemoryBytesMax = int64_t{1} << 46;
+constexpr int32_t kPoolsMax = 1024;
+
+ConfigSection PoolSection(kvstore::PoolConfig* pool) {
+  ConfigSection section("kvstore_pools", "Tenants that share blocks.");
+  section.AddString("name", &pool->name, kTenantNameBytesMax, "name of the pool, for people");
+  section.AddString("tenants", &pool->tenants, 65536,
+                    "names of its tenants, with commas between; a tenant is in one pool at most");
+  return section;
+}
 
 void AddMemoryFields(KvStoreConfig* config, ConfigSection* section) {
   const IntegerRange range{kMemoryBytesMin, kMemoryBytesMax};
@@ -142,6 +152,7 @@ ConfigSection KvStoreConfigSection(KvStoreConfig* config) {
   section.AddString("fd_socket", &config->fd_socket, 107,
                     "path of the Unix socket that hands over the slabs' file descriptors; empty "
                     "means server.unix_socket with .fd after it");
+  section.AddCheck([config] { return kvstore::CheckPools(config->pools); });
   section.AddCheck([config] {
     if (config->lease_duration_ms <= config->lease_duration_max_ms) return absl::OkStatus();
     return MakeError(
@@ -171,6 +182,26 @@ ConfigList KvStoreTenantsList(KvStoreConfig* config) {
                 return sections;
               },
           .sample = QuotaSection(&sample)};
+}
+
+ConfigList KvStorePoolsList(KvStoreConfig* config) {
+  auto* pools = &config->pools;
+  static kvstore::PoolConfig sample;  // what an element is by default
+  return {
+      .name = "kvstore_pools",
+      .description =
+          "Tenants that share blocks: a lookup of one finds what another has sealed, and all of "
+          "them can map the pool's memory. A tenant in none shares with nobody.",
+      .count_max = kPoolsMax,
+      .clear = [pools] { pools->clear(); },
+      .add = [pools] { return PoolSection(&pools->emplace_back()); },
+      .elements =
+          [pools] {
+            std::vector<ConfigSection> sections;
+            for (kvstore::PoolConfig& pool : *pools) sections.push_back(PoolSection(&pool));
+            return sections;
+          },
+      .sample = PoolSection(&sample)};
 }
 
 std::string DefaultFdSocket() { return absl::StrCat(RuntimeDirectory(), "/kvstore-fd.sock"); }

@@ -8,6 +8,7 @@
 
 #include "services/common/config_reader.h"
 #include "services/kvstore/eviction_order.h"
+#include "services/kvstore/tenant_pool.h"
 #include "services/kvstore/tenant_table.h"
 
 namespace certkv {
@@ -42,6 +43,7 @@ struct KvStoreConfig {
   int64_t spill_wait_ms = 2000;
   int32_t spill_ahead_percent = 10;
   std::string fd_socket;  // "": DefaultFdSocket()
+  std::vector<kvstore::PoolConfig> pools;
 };
 
 // `config` must live as long as the section is used.
@@ -49,6 +51,8 @@ ConfigSection KvStoreConfigSection(KvStoreConfig* config);
 
 // List "kvstore_tenants" of a config file. `config` must live as long as the list is used.
 ConfigList KvStoreTenantsList(KvStoreConfig* config);
+// List "kvstore_pools": tenants that share blocks.
+ConfigList KvStorePoolsList(KvStoreConfig* config);
 
 // <runtime directory>/kvstore-fd.sock.
 std::string DefaultFdSocket();

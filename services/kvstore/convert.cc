@@ -146,6 +146,7 @@ void StatsToProto(const StoreStats& stats, v1::Stats* proto) {
       TierShareToProto(tenant.use.backing, one->mutable_backing());
       one->set_pinned(tenant.use.pinned);
     }
+    for (const std::string& tenant : cache.pool_tenants) entry->add_pool_tenants(tenant);
   }
   proto->set_session_count(stats.session_count);
   proto->set_lease_count(stats.lease_count);

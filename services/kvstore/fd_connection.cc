@@ -27,6 +27,16 @@ void CopyText(absl::string_view text, char (&to)[size]) {
   to[count] = '\0';
 }
 
+absl::Status SendErrorTo(int socket, const absl::Status& status) {
+  FdReply reply{};
+  reply.magic = kFdMagic;
+  reply.code = static_cast<int32_t>(status.code());
+  CopyText(ReasonOf(status), reply.reason);
+  CopyText(status.message(), reply.message);
+  return SendWithFds(socket,
+                     absl::string_view(reinterpret_cast<const char*>(&reply), sizeof(reply)), {});
+}
+
 absl::Status RequestInvalid(absl::string_view text) {
   return MakeError(absl::StatusCode::kInvalidArgument, "FD_REQUEST_INVALID",
                    absl::StrCat(text, "; see kernels/core/fd_protocol.h"));
@@ -144,13 +154,13 @@ absl::Status FdConnection::SendDescriptors(const std::vector<int>& fds,
 }
 
 absl::Status FdConnection::SendError(const absl::Status& status) {
-  FdReply reply{};
-  reply.magic = kFdMagic;
-  reply.code = static_cast<int32_t>(status.code());
-  CopyText(ReasonOf(status), reply.reason);
-  CopyText(status.message(), reply.message);
-  return SendWithFds(socket_.native_handle(),
-                     absl::string_view(reinterpret_cast<const char*>(&reply), sizeof(reply)), {});
+  return SendErrorTo(socket_.native_handle(), status);
+}
+
+void FdConnection::Refuse(Socket socket, const absl::Status& why) {
+  boost::system::error_code ignored;
+  socket.native_non_blocking(true, ignored);
+  SendErrorTo(socket.native_handle(), why).IgnoreError();
 }
 
 absl::Status FdConnection::WatchPeer() {

@@ -43,6 +43,9 @@ class FdConnection : public std::enable_shared_from_this<FdConnection> {
   FdConnection(Socket socket, std::shared_ptr<EngineGate> gate);
   ~FdConnection();
 
+  // Says why to a peer that is not served, and closes.
+  static void Refuse(Socket socket, const absl::Status& why);
+
   void Start();
   void Close();  // soon, from any thread
 

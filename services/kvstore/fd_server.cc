@@ -67,6 +67,7 @@ class FdServer::Acceptor : public std::enable_shared_from_this<FdServer::Accepto
   Acceptor(const Options& options, StoreEngine* engine, boost::asio::io_context* io_context)
       : path_(options.path),
         connection_limit_(static_cast<size_t>(options.connection_limit)),
+        peers_(options.peers),
         io_context_(io_context),
         acceptor_(boost::asio::make_strand(*io_context)),
         retry_timer_(acceptor_.get_executor()),
@@ -80,9 +81,7 @@ class FdServer::Acceptor : public std::enable_shared_from_this<FdServer::Accepto
     acceptor_.open(stream_protocol(), error);
     if (!error) acceptor_.bind(stream_protocol::endpoint(path_), error);
     if (!error) is_bound_ = true;
-    if (!error && chmod(path_.c_str(), 0600) != 0) {
-      error.assign(errno, boost::system::system_category());
-    }
+    if (!error) CERTKV_RETURN_IF_ERROR(SetSocketMode(path_, peers_));
     if (!error) acceptor_.listen(stream_protocol::socket::max_listen_connections, error);
     if (error) {
       return MakeError(absl::StatusCode::kUnavailable, "LISTEN_FAILED",
@@ -135,6 +134,11 @@ class FdServer::Acceptor : public std::enable_shared_from_this<FdServer::Accepto
           });
       return;
     }
+    const absl::Status allowed = CheckPeer(socket.native_handle());
+    if (!allowed.ok()) {
+      FdConnection::Refuse(std::move(socket), allowed);
+      return AcceptNext();
+    }
     {
       absl::MutexLock lock(&mutex_);
       if (stopping_) return;
@@ -150,8 +154,22 @@ class FdServer::Acceptor : public std::enable_shared_from_this<FdServer::Accepto
     AcceptNext();
   }
 
+  absl::Status CheckPeer(int socket) const {
+    CERTKV_ASSIGN_OR_RETURN(const UnixPeer peer, PeerOf(socket));
+    if (peers_.Allows(peer)) return absl::OkStatus();
+    Log(LogLevel::kWarning, "unix_peer_refused",
+        {{"path", path_},
+         {"user", static_cast<int64_t>(peer.user)},
+         {"process", static_cast<int64_t>(peer.process)}});
+    return MakeError(absl::StatusCode::kPermissionDenied, "PEER_FORBIDDEN",
+                     absl::StrCat("user ", peer.user,
+                                  " may not connect to the store's sockets; add it to "
+                                  "server.unix_users or a group of its to server.unix_groups"));
+  }
+
   const std::string path_;
   const size_t connection_limit_;
+  const UnixPeerList peers_;
   boost::asio::io_context* const io_context_;
   stream_protocol::acceptor acceptor_;
   boost::asio::steady_timer retry_timer_;

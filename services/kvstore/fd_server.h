@@ -7,6 +7,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "services/common/unix_peer.h"
 #include "services/kvstore/store_engine.h"
 
 namespace boost::asio {
@@ -29,7 +30,8 @@ class FdServer {
   // Unavailable [LISTEN_FAILED | SOCKET_DIRECTORY_FAILED].
   struct Options {
     std::string path;
-    int32_t connection_limit = 0;  // one more is closed as soon as it is accepted
+    int32_t connection_limit = 0;        // one more is closed as soon as it is accepted
+    UnixPeerList peers = OwnUserOnly();  // others get an error and are closed
   };
   static absl::StatusOr<std::unique_ptr<FdServer>> Create(const Options& options,
                                                           StoreEngine* engine,

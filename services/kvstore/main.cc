@@ -11,6 +11,7 @@ int main(int argc, char** argv) {
                                  .socket_name = "kvstore.sock"});
   program.AddSection(certkv::KvStoreConfigSection(&config));
   program.AddList(certkv::KvStoreTenantsList(&config));
+  program.AddList(certkv::KvStorePoolsList(&config));
   program.OnConfigured([&config](const certkv::ServerConfig& server) {
     if (config.fd_socket.empty()) config.fd_socket = server.unix_socket + ".fd";
   });

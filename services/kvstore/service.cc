@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <atomic>
 #include <boost/asio/io_context.hpp>
-#include <boost/asio/steady_timer.hpp>
 #include <chrono>
 #include <functional>
 #include <thread>
@@ -14,6 +13,7 @@
 #include "absl/synchronization/mutex.h"
 #include "certkv/kvstore/v1/kvstore.grpc.pb.h"
 #include "kernels/core/status.h"
+#include "services/common/access_control.h"
 #include "services/common/convert.h"
 #include "services/common/errors.h"
 #include "services/common/log.h"
@@ -27,6 +27,7 @@
 #include "services/kvstore/service_watch.h"
 #include "services/kvstore/spill_open.h"
 #include "services/kvstore/store_engine.h"
+#include "services/kvstore/ticker.h"
 
 namespace certkv {
 namespace kvstore {
@@ -35,8 +36,6 @@ namespace {
 // Connections to the descriptor socket beside those of attached sessions.
 constexpr int32_t kSpareConnections = 64;
 constexpr absl::string_view kDomain = "kvstore.certkv";
-// How late a lease that nobody asks about expires at most.
-constexpr std::chrono::milliseconds kTickInterval(50);
 
 int32_t SealThreads(const KvStoreConfig& config) {
   if (config.seal_threads > 0) return config.seal_threads;
@@ -66,21 +65,24 @@ absl::Status LookupToProto(const absl::StatusOr<LeasedBlocks>& leased,
 // The RPCs. Every call ends on gRPC's thread, or, where it computes, on one of the pool.
 class KvStoreService final : public v1::KvStore::CallbackService {
  public:
-  KvStoreService(StoreEngine* engine, ComputePool* pool, std::string fd_socket)
-      : engine_(engine), pool_(pool), fd_socket_(std::move(fd_socket)) {}
+  KvStoreService(StoreEngine* engine, ComputePool* pool, const AccessControl* access,
+                 std::string fd_socket)
+      : engine_(engine), pool_(pool), access_(access), fd_socket_(std::move(fd_socket)) {}
 
   void Drain() { is_draining_.store(true); }
 
   grpc::ServerUnaryReactor* RegisterCache(grpc::CallbackServerContext* context,
                                           const v1::RegisterCacheRequest* request,
                                           v1::RegisterCacheResponse* response) override {
-    return Answer(context, [&]() -> absl::Status {
+    return Answer(context, Scope::kWrite, {}, [&](const Identity& caller) -> absl::Status {
+      CERTKV_ASSIGN_OR_RETURN(const std::string tenant, caller.ResolveTenant(request->tenant()));
       CERTKV_ASSIGN_OR_RETURN(const CacheSpec spec, CacheSpecFromProto(request->spec()));
-      CERTKV_ASSIGN_OR_RETURN(const RegisteredCache cache, engine_->RegisterCache(spec));
+      CERTKV_ASSIGN_OR_RETURN(const RegisteredCache cache, engine_->RegisterCache(spec, tenant));
       response->set_cache_id(static_cast<int64_t>(cache.cache));
       response->set_spec_digest(std::string(cache.digest.view()));
       response->set_device_slot_count(cache.device_slot_count);
       response->set_backing_slot_count(cache.backing_slot_count);
+      response->set_tenant_salt(cache.key_salt);
       return absl::OkStatus();
     });
   }
@@ -88,8 +90,12 @@ class KvStoreService final : public v1::KvStore::CallbackService {
   grpc::ServerUnaryReactor* AttachWorker(grpc::CallbackServerContext* context,
                                          const v1::AttachWorkerRequest* request,
                                          v1::AttachWorkerResponse* response) override {
-    return Answer(context, [&]() -> absl::Status {
-      CERTKV_ASSIGN_OR_RETURN(const AttachRequest attach, AttachRequestFromProto(*request));
+    const bool reads_only = request->role() == v1::SESSION_ROLE_READER;
+    const Scope scope = reads_only ? Scope::kRead : Scope::kWrite;
+    return Answer(context, scope, {}, [&](const Identity& caller) -> absl::Status {
+      CERTKV_ASSIGN_OR_RETURN(AttachRequest attach, AttachRequestFromProto(*request));
+      CERTKV_RETURN_IF_ERROR(CheckCache(caller, attach.cache));
+      CERTKV_ASSIGN_OR_RETURN(attach.tenant, caller.ResolveTenant(request->tenant()));
       CERTKV_ASSIGN_OR_RETURN(const AttachedSession attached, engine_->AttachWorker(attach));
       response->set_session_id(static_cast<int64_t>(attached.session));
       response->set_fd_token(attached.fd_token);
@@ -103,8 +109,11 @@ class KvStoreService final : public v1::KvStore::CallbackService {
   grpc::ServerUnaryReactor* DetachWorker(grpc::CallbackServerContext* context,
                                          const v1::DetachWorkerRequest* request,
                                          v1::DetachWorkerResponse* /*response*/) override {
-    return Answer(context, [&] {
-      engine_->EndSession(SessionId{request->session_id()}, "it was detached");
+    const SessionId session{request->session_id()};
+    return Answer(context, Scope::kRead, {}, [&](const Identity& caller) {
+      // Somebody else's session is as one that has ended: nothing happens.
+      if (!CheckSession(caller, session).ok()) return absl::OkStatus();
+      engine_->EndSession(session, "it was detached");
       return absl::OkStatus();
     });
   }
@@ -114,10 +123,10 @@ class KvStoreService final : public v1::KvStore::CallbackService {
                                            v1::LookupAndLeaseResponse* response) override {
     grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
     absl::StatusOr<std::vector<BlockKey>> keys = BlockKeysFromProto(request->block_keys());
-    absl::Status status = CheckCall(*context);
+    const SessionId session{request->session_id()};
+    absl::Status status = CheckCall(*context, Scope::kRead, session).status();
     if (status.ok()) status = keys.status();
     if (!status.ok()) return Finish(reactor, status);
-    const SessionId session{request->session_id()};
     const int64_t duration_ms = request->lease_duration_ms();
     const auto leased = engine_->TryLookupAndLease(session, *keys, duration_ms);
     if (leased.has_value()) return Finish(reactor, LookupToProto(*leased, response));
@@ -129,13 +138,14 @@ class KvStoreService final : public v1::KvStore::CallbackService {
   grpc::ServerUnaryReactor* ReserveBlocks(grpc::CallbackServerContext* context,
                                           const v1::ReserveBlocksRequest* request,
                                           v1::ReserveBlocksResponse* response) override {
-    return Answer(context, [&]() -> absl::Status {
-      CERTKV_ASSIGN_OR_RETURN(
-          const std::vector<int32_t> slots,
-          engine_->ReserveBlocks(SessionId{request->session_id()}, request->block_count()));
-      response->mutable_staging_slots()->Add(slots.begin(), slots.end());
-      return absl::OkStatus();
-    });
+    return Answer(context, Scope::kWrite, SessionId{request->session_id()},
+                  [&](const Identity&) -> absl::Status {
+                    CERTKV_ASSIGN_OR_RETURN(const std::vector<int32_t> slots,
+                                            engine_->ReserveBlocks(SessionId{request->session_id()},
+                                                                   request->block_count()));
+                    response->mutable_staging_slots()->Add(slots.begin(), slots.end());
+                    return absl::OkStatus();
+                  });
   }
 
   grpc::ServerUnaryReactor* SealBlocks(grpc::CallbackServerContext* context,
@@ -144,12 +154,16 @@ class KvStoreService final : public v1::KvStore::CallbackService {
     grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
     absl::StatusOr<std::vector<SealEntry>> entries = SealEntriesFromProto(request->entries());
     const absl::StatusOr<SealOptions> options = SealOptionsFromProto(*request);
-    absl::Status status = CheckCall(*context);
+    const absl::Status admitted =
+        CheckCall(*context, Scope::kWrite, SessionId{request->session_id()}).status();
+    // A stranger frees nobody's slots.
+    if (!admitted.ok() && !absl::IsUnavailable(admitted)) return Finish(reactor, admitted);
+    absl::Status status = admitted;
     if (status.ok()) status = entries.status();
     if (status.ok()) status = options.status();
     if (!status.ok()) {
       AbortNamedSlots(*request);
-      return Finish(reactor, status);
+      return Finish(reactor, admitted.ok() ? entries.status() : admitted);
     }
     const auto seal = [=, this, entries = *std::move(entries),
                        options = *options]() -> absl::Status {
@@ -173,7 +187,7 @@ class KvStoreService final : public v1::KvStore::CallbackService {
   grpc::ServerUnaryReactor* AbortBlocks(grpc::CallbackServerContext* context,
                                         const v1::AbortBlocksRequest* request,
                                         v1::AbortBlocksResponse* /*response*/) override {
-    return Answer(context, [&] {
+    return Answer(context, Scope::kWrite, SessionId{request->session_id()}, [&](const Identity&) {
       return engine_->AbortBlocks(SessionId{request->session_id()}, request->staging_slots());
     });
   }
@@ -181,20 +195,21 @@ class KvStoreService final : public v1::KvStore::CallbackService {
   grpc::ServerUnaryReactor* RenewLease(grpc::CallbackServerContext* context,
                                        const v1::RenewLeaseRequest* request,
                                        v1::RenewLeaseResponse* response) override {
-    return Answer(context, [&]() -> absl::Status {
-      CERTKV_ASSIGN_OR_RETURN(
-          const int64_t expire_time_ms,
-          engine_->RenewLease(SessionId{request->session_id()}, LeaseId{request->lease_id()},
-                              request->lease_duration_ms()));
-      response->set_expire_time_ms(expire_time_ms);
-      return absl::OkStatus();
-    });
+    return Answer(context, Scope::kRead, SessionId{request->session_id()},
+                  [&](const Identity&) -> absl::Status {
+                    CERTKV_ASSIGN_OR_RETURN(const int64_t expire_time_ms,
+                                            engine_->RenewLease(SessionId{request->session_id()},
+                                                                LeaseId{request->lease_id()},
+                                                                request->lease_duration_ms()));
+                    response->set_expire_time_ms(expire_time_ms);
+                    return absl::OkStatus();
+                  });
   }
 
   grpc::ServerUnaryReactor* ReleaseLease(grpc::CallbackServerContext* context,
                                          const v1::ReleaseLeaseRequest* request,
                                          v1::ReleaseLeaseResponse* /*response*/) override {
-    return Answer(context, [&] {
+    return Answer(context, Scope::kRead, SessionId{request->session_id()}, [&](const Identity&) {
       return engine_->ReleaseLease(SessionId{request->session_id()}, LeaseId{request->lease_id()});
     });
   }
@@ -202,23 +217,27 @@ class KvStoreService final : public v1::KvStore::CallbackService {
   grpc::ServerUnaryReactor* PinBlocks(grpc::CallbackServerContext* context,
                                       const v1::PinBlocksRequest* request,
                                       v1::PinBlocksResponse* /*response*/) override {
-    return Answer(context, [&]() -> absl::Status {
-      CERTKV_ASSIGN_OR_RETURN(const auto keys, BlockKeysFromProto(request->block_keys()));
-      return engine_->PinBlocks(SessionId{request->session_id()}, keys, request->pinned(),
-                                request->ttl_ms());
-    });
+    return Answer(context, Scope::kWrite, SessionId{request->session_id()},
+                  [&](const Identity&) -> absl::Status {
+                    CERTKV_ASSIGN_OR_RETURN(const auto keys,
+                                            BlockKeysFromProto(request->block_keys()));
+                    return engine_->PinBlocks(SessionId{request->session_id()}, keys,
+                                              request->pinned(), request->ttl_ms());
+                  });
   }
 
   grpc::ServerUnaryReactor* DropBlocks(grpc::CallbackServerContext* context,
                                        const v1::DropBlocksRequest* request,
                                        v1::DropBlocksResponse* response) override {
-    return Answer(context, [&]() -> absl::Status {
-      CERTKV_ASSIGN_OR_RETURN(const auto keys, BlockKeysFromProto(request->block_keys()));
-      CERTKV_ASSIGN_OR_RETURN(const int32_t dropped_count,
-                              engine_->DropBlocks(SessionId{request->session_id()}, keys));
-      response->set_dropped_count(dropped_count);
-      return absl::OkStatus();
-    });
+    return Answer(
+        context, Scope::kWrite, SessionId{request->session_id()},
+        [&](const Identity&) -> absl::Status {
+          CERTKV_ASSIGN_OR_RETURN(const auto keys, BlockKeysFromProto(request->block_keys()));
+          CERTKV_ASSIGN_OR_RETURN(const int32_t dropped_count,
+                                  engine_->DropBlocks(SessionId{request->session_id()}, keys));
+          response->set_dropped_count(dropped_count);
+          return absl::OkStatus();
+        });
   }
 
   grpc::ServerUnaryReactor* FetchOriginals(grpc::CallbackServerContext* context,
@@ -226,7 +245,8 @@ class KvStoreService final : public v1::KvStore::CallbackService {
                                            v1::FetchOriginalsResponse* response) override {
     grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
     absl::StatusOr<std::vector<BlockKey>> keys = BlockKeysFromProto(request->block_keys());
-    absl::Status status = CheckCall(*context);
+    absl::Status status =
+        CheckCall(*context, Scope::kRead, SessionId{request->session_id()}).status();
     if (status.ok()) status = keys.status();
     if (!status.ok()) return Finish(reactor, status);
     return Compute(context, reactor, [=, this, keys = *std::move(keys)]() -> absl::Status {
@@ -243,7 +263,8 @@ class KvStoreService final : public v1::KvStore::CallbackService {
   grpc::ServerUnaryReactor* GetBlock(grpc::CallbackServerContext* context,
                                      const v1::GetBlockRequest* request,
                                      v1::Block* response) override {
-    return Answer(context, [&]() -> absl::Status {
+    return Answer(context, Scope::kRead, {}, [&](const Identity& caller) -> absl::Status {
+      CERTKV_RETURN_IF_ERROR(CheckCache(caller, CacheId{request->cache_id()}));
       CERTKV_ASSIGN_OR_RETURN(const BlockKey key, BlockKeyFromBytes(request->block_key()));
       CERTKV_ASSIGN_OR_RETURN(const BlockInfo info,
                               engine_->GetBlock(CacheId{request->cache_id()}, key));
@@ -255,7 +276,8 @@ class KvStoreService final : public v1::KvStore::CallbackService {
   grpc::ServerUnaryReactor* ListBlocks(grpc::CallbackServerContext* context,
                                        const v1::ListBlocksRequest* request,
                                        v1::ListBlocksResponse* response) override {
-    return Answer(context, [&]() -> absl::Status {
+    return Answer(context, Scope::kRead, {}, [&](const Identity& caller) -> absl::Status {
+      CERTKV_RETURN_IF_ERROR(CheckCache(caller, CacheId{request->cache_id()}));
       CERTKV_ASSIGN_OR_RETURN(const BlockPage page,
                               engine_->ListBlocks(CacheId{request->cache_id()},
                                                   request->page_size(), request->page_token()));
@@ -268,27 +290,58 @@ class KvStoreService final : public v1::KvStore::CallbackService {
   grpc::ServerUnaryReactor* GetStats(grpc::CallbackServerContext* context,
                                      const v1::GetStatsRequest* /*request*/,
                                      v1::Stats* response) override {
-    return Answer(context, [&] {
-      StatsToProto(engine_->GetStats(), response);
+    return Answer(context, Scope::kRead, {}, [&](const Identity& caller) {
+      StatsToProto(VisibleStats(engine_->GetStats(), caller), response);
       return absl::OkStatus();
     });
   }
 
   grpc::ServerWriteReactor<v1::BlockEvent>* WatchBlockEvents(
-      grpc::CallbackServerContext* /*context*/,
-      const v1::WatchBlockEventsRequest* request) override {
+      grpc::CallbackServerContext* context, const v1::WatchBlockEventsRequest* request) override {
     const CacheId cache{request->cache_id()};
-    const absl::Status status = is_draining_.load()  ? Stopping()
-                                : cache == CacheId{} ? absl::OkStatus()
-                                                     : engine_->CheckCache(cache);
-    return StartWatch(status, engine_->events(), cache, kDomain);
+    return StartWatch(CheckWatch(*context, cache), engine_->events(), cache, kDomain);
   }
 
  private:
-  absl::Status CheckCall(const grpc::CallbackServerContext& context) const {
+  // Who calls, if it may: with that scope, and for the tenant of the session unless that is 0.
+  absl::StatusOr<IdentityPtr> CheckCall(const grpc::CallbackServerContext& context, Scope scope,
+                                        SessionId session) const {
     const grpc::Status deadline = RequireDeadline(context, kDomain);
     if (!deadline.ok()) return FromGrpcStatus(deadline);
-    return is_draining_.load() ? Stopping() : absl::OkStatus();
+    CERTKV_ASSIGN_OR_RETURN(IdentityPtr caller, Admit(access_, context, scope));
+    if (session != SessionId{}) CERTKV_RETURN_IF_ERROR(CheckSession(*caller, session));
+    if (is_draining_.load()) return Stopping();
+    return caller;
+  }
+  absl::Status CheckSession(const Identity& caller, SessionId session) const {
+    if (caller.any_tenant) return absl::OkStatus();
+    return engine_->CheckSessionTenant(
+        session, [&caller](absl::string_view tenant) { return caller.MayUse(tenant); });
+  }
+  // Cache 0 is all.
+  absl::Status CheckCache(const Identity& caller, CacheId cache) const {
+    if (caller.any_tenant) return absl::OkStatus();
+    if (cache == CacheId{}) return caller.CheckAllTenants("a call about every cache");
+    return engine_->CheckCacheTenant(
+        cache, [&caller](absl::string_view tenant) { return caller.MayUse(tenant); });
+  }
+  absl::Status CheckWatch(const grpc::CallbackServerContext& context, CacheId cache) const {
+    CERTKV_ASSIGN_OR_RETURN(const IdentityPtr caller, Admit(access_, context, Scope::kRead));
+    CERTKV_RETURN_IF_ERROR(CheckCache(*caller, cache));
+    if (is_draining_.load()) return Stopping();
+    return cache == CacheId{} ? absl::OkStatus() : engine_->CheckCache(cache);
+  }
+  // What counts all tenants together would tell one about the others.
+  static StoreStats VisibleStats(StoreStats stats, const Identity& caller) {
+    if (caller.any_tenant) return stats;
+    StoreStats visible;
+    for (CacheStats& cache : stats.caches) {
+      const auto may_use = [&caller](const std::string& tenant) { return caller.MayUse(tenant); };
+      if (std::any_of(cache.pool_tenants.begin(), cache.pool_tenants.end(), may_use)) {
+        visible.caches.push_back(std::move(cache));
+      }
+    }
+    return visible;
   }
 
   static grpc::ServerUnaryReactor* Finish(grpc::ServerUnaryReactor* reactor,
@@ -299,9 +352,10 @@ class KvStoreService final : public v1::KvStore::CallbackService {
 
   // For calls that end at once.
   template <typename Call>
-  grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* context, const Call& call) {
-    absl::Status status = CheckCall(*context);
-    if (status.ok()) status = call();
+  grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* context, Scope scope,
+                                   SessionId session, const Call& call) {
+    const absl::StatusOr<IdentityPtr> caller = CheckCall(*context, scope, session);
+    const absl::Status status = caller.ok() ? call(**caller) : caller.status();
     return Finish(context->DefaultReactor(), status);
   }
 
@@ -338,41 +392,9 @@ class KvStoreService final : public v1::KvStore::CallbackService {
 
   StoreEngine* const engine_;
   ComputePool* const pool_;
+  const AccessControl* const access_;  // null: everybody may call
   const std::string fd_socket_;
   std::atomic<bool> is_draining_{false};
-};
-
-// Calls the engine's Tick() until it is stopped.
-class Ticker : public std::enable_shared_from_this<Ticker> {
- public:
-  Ticker(StoreEngine* engine, boost::asio::io_context* io_context)
-      : timer_(*io_context), engine_(engine) {}
-
-  void Start() {
-    absl::MutexLock lock(&mutex_);
-    Wait();
-  }
-  // No Tick() runs after it.
-  void Stop() {
-    absl::MutexLock lock(&mutex_);
-    engine_ = nullptr;
-    timer_.cancel();
-  }
-
- private:
-  void Wait() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    timer_.expires_after(kTickInterval);
-    timer_.async_wait([self = shared_from_this()](const boost::system::error_code& /*error*/) {
-      absl::MutexLock lock(&self->mutex_);
-      if (self->engine_ == nullptr) return;
-      self->engine_->Tick();
-      self->Wait();
-    });
-  }
-
-  absl::Mutex mutex_;
-  boost::asio::steady_timer timer_ ABSL_GUARDED_BY(mutex_);
-  StoreEngine* engine_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace
@@ -381,12 +403,12 @@ class Ticker : public std::enable_shared_from_this<Ticker> {
 class KvStoreServer::Impl {
  public:
   Impl(const KvStoreConfig& config, const Clock* clock, boost::asio::io_context* io_context,
-       std::unique_ptr<kvstore::SpillTier> spill_tier)
+       std::unique_ptr<kvstore::SpillTier> spill_tier, const AccessControl* access)
       : fd_socket(config.fd_socket.empty() ? DefaultFdSocket() : config.fd_socket),
         pool(kvstore::SealThreads(config), config.seal_queue_limit),
         spill(std::move(spill_tier)),
         engine(config, clock, &pool, spill.get()),
-        service(&engine, &pool, fd_socket),
+        service(&engine, &pool, access, fd_socket),
         ticker(std::make_shared<kvstore::Ticker>(&engine, io_context)),
         scrubber(&engine, config.scrub_bytes_per_second) {
     StartJob(io_context, kWatermarkInterval, [this] { engine.KeepWatermarks(); });
@@ -446,13 +468,15 @@ class KvStoreServer::Impl {
 };
 
 absl::StatusOr<std::unique_ptr<KvStoreServer>> KvStoreServer::Create(
-    const KvStoreConfig& config, const Clock* clock, boost::asio::io_context* io_context) {
+    const KvStoreConfig& config, const Clock* clock, boost::asio::io_context* io_context,
+    const AccessControl* access) {
   CERTKV_ASSIGN_OR_RETURN(auto spill, kvstore::OpenSpill(config, clock));
-  auto impl = std::make_unique<Impl>(config, clock, io_context, std::move(spill));
-  CERTKV_ASSIGN_OR_RETURN(impl->fd_server,
-                          kvstore::FdServer::Create(
-                              {impl->fd_socket, config.session_limit + kvstore::kSpareConnections},
-                              &impl->engine, io_context));
+  auto impl = std::make_unique<Impl>(config, clock, io_context, std::move(spill), access);
+  CERTKV_ASSIGN_OR_RETURN(
+      impl->fd_server,
+      kvstore::FdServer::Create({impl->fd_socket, config.session_limit + kvstore::kSpareConnections,
+                                 access == nullptr ? OwnUserOnly() : access->unix_peers()},
+                                &impl->engine, io_context));
   impl->ticker->Start();
   return std::unique_ptr<KvStoreServer>(new KvStoreServer(std::move(impl)));
 }

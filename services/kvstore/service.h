@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "services/common/access_control.h"
 #include "services/common/clock.h"
 #include "services/common/metrics.h"
 #include "services/kvstore/config.h"
@@ -26,9 +27,11 @@ class KvStoreServer {
   // `clock`, until after the server is destroyed or was stopped before.
   // Opens the tier on disk, which takes a while when it is large. Errors: those of FdServer::Create
   // about `config.fd_socket`, and of OpenSpill about `config.spill_directory`.
-  static absl::StatusOr<std::unique_ptr<KvStoreServer>> Create(const KvStoreConfig& config,
-                                                               const Clock* clock,
-                                                               boost::asio::io_context* io_context);
+  // `access` outlives the server; null: everybody may call, and only this user connects to the
+  // descriptor socket.
+  static absl::StatusOr<std::unique_ptr<KvStoreServer>> Create(
+      const KvStoreConfig& config, const Clock* clock, boost::asio::io_context* io_context,
+      const AccessControl* access = nullptr);
   // To be called when no RPC runs any more. Finishes what computes; ends all sessions; writes what
   // is in memory to disk, where there is a tier on disk.
   ~KvStoreServer();

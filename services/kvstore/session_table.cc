@@ -34,6 +34,10 @@ absl::StatusOr<Session*> SessionTable::Find(SessionId id) const {
                        absl::StrCat(ended.text, "; attach again"));
     }
   }
+  return NotFound(id);
+}
+
+absl::Status SessionTable::NotFound(SessionId id) {
   return MakeError(absl::StatusCode::kNotFound, "SESSION_NOT_FOUND",
                    absl::StrCat("session ", static_cast<int64_t>(id),
                                 " is not attached to this store process; attach again"));

@@ -48,6 +48,8 @@ class SessionTable {
   void Add(std::unique_ptr<Session> session);
   // Errors: NotFound [SESSION_NOT_FOUND], with why the session ended where that is remembered.
   absl::StatusOr<Session*> Find(SessionId id) const;
+  // That error, without a word about why.
+  static absl::Status NotFound(SessionId id);
   Session* FindByToken(absl::string_view fd_token) const;  // null when there is none
   Session* FindByStagingId(int64_t staging_id) const;      // null when there is none
   // `why` follows "it ended because" in later errors. The session is in the table.

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/core/limits.h"
 #include "kernels/core/status.h"
+#include "services/common/identity.h"
 #include "services/common/random_id.h"
 #include "services/kvstore/store_engine_lock.h"
 
@@ -16,6 +17,12 @@ namespace {
 constexpr int32_t kStagingSlotsMax = 4096;
 constexpr size_t kWorkerNameBytesMax = 128;
 constexpr size_t kFdTokenBytes = 16;
+
+absl::Status CacheNotFound(CacheId cache) {
+  return MakeError(absl::StatusCode::kNotFound, "CACHE_NOT_FOUND",
+                   absl::StrCat("cache ", static_cast<int64_t>(cache),
+                                " is not registered with this store process; register it first"));
+}
 
 }  // namespace
 
@@ -34,28 +41,31 @@ StoreEngine::Now StoreEngine::ReadClock() const {
   return Now{clock_->MonotonicNs(), clock_->NowMs()};
 }
 
-absl::StatusOr<RegisteredCache> StoreEngine::RegisterCache(const CacheSpec& spec) {
+absl::StatusOr<RegisteredCache> StoreEngine::RegisterCache(const CacheSpec& spec,
+                                                           absl::string_view tenant) {
   CERTKV_RETURN_IF_ERROR(ValidateCacheSpec(spec));
-  const SpecDigest digest = DigestCacheSpec(spec);
+  CERTKV_RETURN_IF_ERROR(CheckTenantName(tenant));
+  const TenantPool pool = PoolOf(config_.pools, tenant);
+  const SpecDigest digest = PoolCacheDigest(DigestCacheSpec(spec), pool.id);
   Lock lock(this);
   std::shared_ptr<Cache> cache;
   for (const auto& [id, known] : caches_) {
-    if (known->spec_digest() == digest) cache = known;
+    if (known->cache_digest() == digest) cache = known;
   }
   if (cache == nullptr) {
     const Now now = ReadClock();
     ExpireLeases(now);
-    CERTKV_RETURN_IF_ERROR(MakeRoomForCache(spec, now));
+    CERTKV_RETURN_IF_ERROR(MakeRoomForCache(pool, spec, now));
     CERTKV_ASSIGN_OR_RETURN(
         cache, Cache::Create(CacheId{RandomId()}, spec,
                              {config_.device_memory_bytes, config_.backing_memory_bytes}, &events_,
-                             &counters_, CacheOptions{config_.eviction, spill_}));
+                             &counters_, CacheOptions{config_.eviction, spill_, pool}));
     caches_.emplace(cache->id(), cache);
   }
   // A cache that was asked for just now isn't the first to make room for another.
   cache->last_attach_sequence = ++attach_sequence_;
-  return RegisteredCache{cache->id(), digest, cache->device().slot_count(),
-                         cache->backing().slot_count()};
+  return RegisteredCache{cache->id(), cache->spec_digest(), cache->device().slot_count(),
+                         cache->backing().slot_count(), PoolKeySalt(pool.id)};
 }
 
 int64_t StoreEngine::MemoryBytes() const {
@@ -64,7 +74,8 @@ int64_t StoreEngine::MemoryBytes() const {
   return bytes;
 }
 
-absl::Status StoreEngine::MakeRoomForCache(const CacheSpec& spec, const Now& now) {
+absl::Status StoreEngine::MakeRoomForCache(const TenantPool& pool, const CacheSpec& spec,
+                                           const Now& now) {
   const bool is_within = static_cast<int32_t>(caches_.size()) < config_.cache_limit;
   const int64_t wanted = config_.device_memory_bytes + config_.backing_memory_bytes;
   const bool fits =
@@ -75,7 +86,8 @@ absl::Status StoreEngine::MakeRoomForCache(const CacheSpec& spec, const Now& now
     const Cache& cache = *it->second;
     const bool is_used = cache.session_count > 0 || cache.index().held_count() > 0 ||
                          cache.index().pinned_count() > 0;
-    if (is_used) continue;
+    // Another pool's blocks are not this one's to evict.
+    if (is_used || cache.pool().id != pool.id) continue;
     const bool is_older = victim == caches_.end() ||
                           cache.last_attach_sequence < victim->second->last_attach_sequence;
     if (is_older) victim = it;
@@ -92,21 +104,33 @@ absl::Status StoreEngine::MakeRoomForCache(const CacheSpec& spec, const Now& now
   if (victim == caches_.end()) {
     return MakeError(
         absl::StatusCode::kResourceExhausted, "CACHE_LIMIT",
-        absl::StrCat("the store has ", caches_.size(),
-                     " caches, all with sessions or pinned blocks, at most ", config_.cache_limit,
-                     "; detach the workers of one or raise cache_limit"));
+        absl::StrCat("the store has ", caches_.size(), " caches, at most ", config_.cache_limit,
+                     ", all with sessions or pinned blocks, or of other tenants; detach the "
+                     "workers of one or raise cache_limit"));
   }
   victim->second->EvictAll(now.epoch_ms);
   caches_.erase(victim);
-  return MakeRoomForCache(spec, now);
+  return MakeRoomForCache(pool, spec, now);
 }
 
 absl::StatusOr<std::shared_ptr<Cache>> StoreEngine::FindCache(CacheId cache) const {
   const auto it = caches_.find(cache);
   if (it != caches_.end()) return it->second;
-  return MakeError(absl::StatusCode::kNotFound, "CACHE_NOT_FOUND",
-                   absl::StrCat("cache ", static_cast<int64_t>(cache),
-                                " is not registered with this store process; register it first"));
+  return CacheNotFound(cache);
+}
+
+absl::Status StoreEngine::CheckSessionTenant(SessionId id, const MayUse& may_use) {
+  Lock lock(this);
+  CERTKV_ASSIGN_OR_RETURN(const Session* session, FindSession(id, ReadClock()));
+  return may_use(tenants_.NameOf(session->tenant)) ? absl::OkStatus() : SessionTable::NotFound(id);
+}
+
+absl::Status StoreEngine::CheckCacheTenant(CacheId id, const MayUse& may_use) {
+  Lock lock(this);
+  CERTKV_ASSIGN_OR_RETURN(const std::shared_ptr<Cache> cache, FindCache(id));
+  const auto& tenants = cache->pool().tenants;
+  return std::any_of(tenants.begin(), tenants.end(), may_use) ? absl::OkStatus()
+                                                              : CacheNotFound(id);
 }
 
 absl::Status StoreEngine::CheckCache(CacheId cache) {
@@ -123,6 +147,7 @@ absl::StatusOr<AttachedSession> StoreEngine::AttachWorker(const AttachRequest& r
   Lock lock(this);
   const Now now = ReadClock();
   CERTKV_ASSIGN_OR_RETURN(std::shared_ptr<Cache> cache, FindCache(request.cache));
+  if (!cache->pool().Has(request.tenant)) return CacheNotFound(request.cache);
   if (sessions_.size() >= config_.session_limit) {
     return MakeError(absl::StatusCode::kResourceExhausted, "SESSION_LIMIT",
                      absl::StrCat("the store has ", sessions_.size(), " sessions, at most ",
@@ -253,7 +278,7 @@ absl::StatusOr<std::shared_ptr<SlabMemory>> StoreEngine::FindStaging(SessionId s
                                   "attach as a READER"));
   }
   const Session* owner = sessions_.FindByStagingId(staging_id);
-  if (owner == nullptr || owner->cache != session->cache) {
+  if (owner == nullptr || owner->cache != session->cache || owner->tenant != session->tenant) {
     return MakeError(absl::StatusCode::kNotFound, "STAGING_NOT_FOUND",
                      absl::StrCat("staging memory ", staging_id,
                                   " is of no worker attached to this session's cache; the worker "
@@ -314,6 +339,7 @@ StoreStats StoreEngine::GetStats() {
                             tenant_sessions_[i] > 0 && use.backing.limit > 0);
       if (is_here) entry.tenants.push_back({tenants_.NameOf(tenant), use});
     }
+    entry.pool_tenants = cache->pool().tenants;
     stats.caches.push_back(std::move(entry));
   }
   stats.session_count = sessions_.size();

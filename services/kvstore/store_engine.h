@@ -36,6 +36,7 @@ struct RegisteredCache {
   SpecDigest digest;
   int32_t device_slot_count = 0;
   int32_t backing_slot_count = 0;
+  std::string key_salt;  // for the keys of its blocks
 };
 
 struct AttachRequest {
@@ -43,7 +44,7 @@ struct AttachRequest {
   std::string worker_name;
   SessionRole role = SessionRole::kReader;
   int32_t staging_slot_count = 0;  // 0: the default
-  std::string tenant = {};         // whose quota its blocks count to; "": nobody's in particular
+  std::string tenant = {};         // one of the cache's pool; its blocks count to that one's quota
 };
 struct AttachedSession {
   SessionId session{};
@@ -122,6 +123,7 @@ struct CacheStats {
   int32_t blocks_writing = 0;  // being sealed or promoted now
   int32_t session_count = 0;
   std::vector<TenantStats> tenants;  // those with blocks, or with a quota and a session
+  std::vector<std::string> pool_tenants;
 };
 struct StoreStats {
   std::vector<CacheStats> caches;
@@ -160,15 +162,24 @@ class StoreEngine {
   EventHub* events() { return &events_; }
 
   // ---- Caches and sessions: store_engine.cc ----
-  absl::StatusOr<RegisteredCache> RegisterCache(const CacheSpec& spec);
+  // The cache of a spec for the tenant's pool. Errors: InvalidArgument [CACHE_SPEC_INVALID |
+  // TENANT_INVALID]; ResourceExhausted [CACHE_LIMIT | SLAB_TOO_SMALL].
+  absl::StatusOr<RegisteredCache> RegisterCache(const CacheSpec& spec,
+                                                absl::string_view tenant = "");
   absl::Status CheckCache(CacheId cache);  // Errors: NotFound [CACHE_NOT_FOUND].
+  // Errors: NotFound [CACHE_NOT_FOUND], also where the tenant is not of the cache's pool.
   absl::StatusOr<AttachedSession> AttachWorker(const AttachRequest& request);
+  // May somebody who acts for the tenants that `may_use` names see the session, or the cache?
+  // Errors: as if it did not exist.
+  using MayUse = std::function<bool(absl::string_view tenant)>;
+  absl::Status CheckSessionTenant(SessionId session, const MayUse& may_use);
+  absl::Status CheckCacheTenant(CacheId cache, const MayUse& may_use);
   // Idempotent. `why` is for the errors of later calls.
   void EndSession(SessionId session, absl::string_view why);
   // Binds the session to a connection of the descriptor socket.
   // Errors: Unauthenticated [FD_TOKEN_INVALID], no such session or already connected.
   absl::StatusOr<SessionSlabs> ConnectSession(absl::string_view fd_token);
-  // A worker's staging memory, for a reader of the same cache. Errors: NotFound
+  // A worker's staging memory, for a reader of the same cache and tenant. Errors: NotFound
   // [STAGING_NOT_FOUND]; PermissionDenied [ROLE_FORBIDS], the session is a worker.
   absl::StatusOr<std::shared_ptr<SlabMemory>> FindStaging(SessionId session, int64_t staging_id);
   // Expires leases and drops sessions that never connected. To be called every now and then.
@@ -273,7 +284,7 @@ class StoreEngine {
   absl::StatusOr<std::shared_ptr<Cache>> FindCache(CacheId cache) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Errors: ResourceExhausted [CACHE_LIMIT | MEMORY_LIMIT].
-  absl::Status MakeRoomForCache(const CacheSpec& spec, const Now& now)
+  absl::Status MakeRoomForCache(const TenantPool& pool, const CacheSpec& spec, const Now& now)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<TenantIndex> TenantFor(const AttachRequest& request)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -141,11 +141,11 @@ absl::StatusOr<StoreEngine::Dropped> StoreEngine::DropFromIndex(SessionId sessio
   auto count = static_cast<int32_t>(doomed.size());
   if (spill_ != nullptr) {
     const std::vector<BlockKey> all(doomed_keys.begin(), doomed_keys.end());
-    *on_disk = spill_->Forget(cache.spec_digest(), all);
+    *on_disk = spill_->Forget(cache.cache_digest(), all);
     for (const BlockKey& key : *on_disk) count += cache.index().Find(key) == BlockId::kNone ? 1 : 0;
   }
   cache.Drop(doomed, clock_->NowMs());
-  return Dropped{cache.spec_digest(), count};
+  return Dropped{cache.cache_digest(), count};
 }
 
 BlockInfo StoreEngine::InfoOf(const Cache& cache, BlockId id) const {

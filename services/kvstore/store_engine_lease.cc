@@ -108,7 +108,7 @@ std::optional<absl::StatusOr<LeasedBlocks>> StoreEngine::TryLookupAndLease(
   const size_t found = prefix.size();
   must_compute |= found < keys.size() && index.Find(keys[found]) == BlockId::kNone &&
                   spill_ != nullptr &&
-                  spill_->Contains((*session)->cache->spec_digest(), keys[found]);
+                  spill_->Contains((*session)->cache->cache_digest(), keys[found]);
   if (must_compute) {
     // The caller comes back by LookupAndLease, which counts again.
     --counters_.lookups;

@@ -19,7 +19,7 @@ constexpr int32_t kSpillBatch = 32;   // blocks that are written between two loo
 void StoreEngine::AddUnspilled(const Cache& cache, BlockId id,
                                std::vector<BlockCheck>* blocks) const {
   const BlockRecord& record = cache.index().Get(id);
-  if (record.damaged || spill_->Contains(cache.spec_digest(), record.key)) return;
+  if (record.damaged || spill_->Contains(cache.cache_digest(), record.key)) return;
   BlockCheck block;
   block.key = record.key;
   block.device = record.device;
@@ -66,7 +66,7 @@ void StoreEngine::Spill(const std::shared_ptr<Cache>& cache, std::vector<BlockCh
     record.originals_digest = block.originals_digest;
     record.seal_time_ms = block.seal_time_ms;
     // An error is in the tier's statistics; the store goes on from memory.
-    spill_->Write(cache->spec_digest(), record, payload).IgnoreError();
+    spill_->Write(cache->cache_digest(), record, payload).IgnoreError();
   });
   mutex_.Lock();
   for (const BlockCheck& block : blocks) {
@@ -150,7 +150,7 @@ std::vector<StoreEngine::Restore> StoreEngine::NextToRestore(const Cache& cache,
   const BlockIndex& index = cache.index();
   for (size_t i = first; i < keys.size() && next.size() < kRestoreBatch; ++i) {
     if (index.Find(keys[i]) != BlockId::kNone || cache.claimed_keys().contains(keys[i])) break;
-    const auto block = spill_->Find(cache.spec_digest(), keys[i]);
+    const auto block = spill_->Find(cache.cache_digest(), keys[i]);
     if (!block.has_value()) break;
     // The parent is the key before; a chain that is asked for from its middle needs it in memory.
     const BlockId parent = index.Find(block->parent);
@@ -186,7 +186,7 @@ bool StoreEngine::RestoreBatch(const std::shared_ptr<Cache>& cache, TenantIndex 
   pool_->ParallelFor(count, [&](int64_t i) {
     Restore& restore = (*batch)[i];
     std::vector<uint8_t> payload(static_cast<size_t>(restore.block.payload_bytes));
-    const SpecDigest& spec = cache->spec_digest();
+    const SpecDigest& spec = cache->cache_digest();
     absl::Status status = spill_->Read(spec, restore.block, absl::MakeSpan(payload));
     if (status.ok()) {
       status = CopyIn(*cache, restore.write, payload);

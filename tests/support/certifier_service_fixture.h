@@ -43,9 +43,9 @@ inline constexpr int64_t kTokenCount = 64 * 3 + 20;
 class FakeProvider final : public CacheProvider {
  public:
   explicit FakeProvider(FakeCache* fake) : fake_(fake) {}
-  void Acquire(const SpecDigest& spec_digest, int64_t staging_id, Done done,
+  void Acquire(const CacheOwner& owner, int64_t staging_id, Done done,
                const std::string& /*traceparent*/) override {
-    if (spec_digest != fake_->cache()->spec_digest()) {
+    if (owner.spec_digest != fake_->cache()->spec_digest()) {
       return done(MakeError(absl::StatusCode::kNotFound, "CACHE_NOT_FOUND", "another cache"));
     }
     if (staging_id != 0 && staging_id != kFakeStagingId) {

@@ -54,7 +54,8 @@ absl::Status Cluster::StartServer(Server& server) {
 }
 
 absl::StatusOr<std::unique_ptr<Cluster>> Cluster::Start(ClusterShape shape,
-                                                        const std::string& gate_yaml) {
+                                                        const std::string& gate_yaml,
+                                                        const ClusterAccess& access) {
   char directory[] = "/tmp/certkv-test-XXXXXX";
   if (mkdtemp(directory) == nullptr) return absl::InternalError("mkdtemp failed");
   std::unique_ptr<Cluster> cluster(new Cluster(shape, directory));
@@ -67,9 +68,13 @@ absl::StatusOr<std::unique_ptr<Cluster>> Cluster::Start(ClusterShape shape,
     cluster->servers_.push_back({"certkv-gate", base + "/gate.sock", nullptr});
   }
   for (Server& server : cluster->servers_) {
-    if (!gate_yaml.empty() && (server.program == "certkvd" || server.program == "certkv-gate")) {
-      std::ofstream(absl::StrCat(base, "/", server.program, ".yaml")) << gate_yaml;
+    std::string yaml = access.server_yaml;
+    const bool is_all = server.program == "certkvd";
+    if (is_all || server.program == "certkv-gate") yaml += gate_yaml;
+    if (!access.reader_token.empty() && (is_all || server.program == "certkv-certifier")) {
+      yaml += absl::StrCat("certifier:\n  store_token_file: ", access.reader_token, "\n");
     }
+    if (!yaml.empty()) std::ofstream(absl::StrCat(base, "/", server.program, ".yaml")) << yaml;
     CERTKV_RETURN_IF_ERROR(cluster->StartServer(server));
   }
   return cluster;

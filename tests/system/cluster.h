@@ -18,11 +18,18 @@ const char* ClusterShapeName(ClusterShape shape);
 
 enum class ClusterService : uint8_t { kStore, kCertifier, kGate };
 
+// How a cluster's servers are reached, when not by anybody at their Unix sockets.
+struct ClusterAccess {
+  std::string server_yaml;   // more of the config file of every server
+  std::string reader_token;  // path of the certifier's token for the store
+};
+
 class Cluster {
  public:
   // `gate_yaml` is the config file of the process that runs gate; "" = defaults.
   static absl::StatusOr<std::unique_ptr<Cluster>> Start(ClusterShape shape,
-                                                        const std::string& gate_yaml);
+                                                        const std::string& gate_yaml,
+                                                        const ClusterAccess& access = {});
   ~Cluster();
 
   // Targets filled in; short timeouts, so that a test of an outage is quick.

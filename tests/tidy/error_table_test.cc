@@ -18,9 +18,11 @@ namespace {
 // Words of the same shape that are no reasons of errors: environment variables, a format, and what
 // gate writes into its events.
 const std::set<std::string> kNotReasons = {
-    "BUDGET_EXHAUSTED",   "BUDGET_OVERRUN", "CANARY_MISMATCH",   "CERTKV_CPU",
-    "CERTKV_RUNTIME_DIR", "FP8_E4M3",       "OUTSIDE_TOLERANCE", "HEAD_LIMIT",
-    "XDG_RUNTIME_DIR",    "GRPC_TRACE",     "NO_COLOR",          "SLICE_OVERSPENT",
+    "BUDGET_EXHAUSTED",   "BUDGET_OVERRUN",   "CANARY_MISMATCH",   "CERTKV_CPU",
+    "CERTKV_RUNTIME_DIR", "FP8_E4M3",         "OUTSIDE_TOLERANCE", "HEAD_LIMIT",
+    "XDG_RUNTIME_DIR",    "GRPC_TRACE",       "NO_COLOR",          "SLICE_OVERSPENT",
+    "CERTKV_CA_FILE",     "CERTKV_CERT_FILE", "CERTKV_KEY_FILE",   "CERTKV_TENANT",
+    "CERTKV_TOKEN_FILE",
 };
 
 // Every match of `pattern`'s first group.
