@@ -38,6 +38,11 @@ if(CERTKV_SANITIZE)
   endif()
 endif()
 
+# Only instruments; what links a main of libFuzzer is in tests/fuzz.
+if(CERTKV_FUZZ)
+  add_compile_options(-fsanitize=fuzzer-no-link)
+endif()
+
 # Source paths in messages (__FILE__) are relative to the repository. ccache rewrites paths below
 # its base directory to relative ones, so that build folders share one cache.
 find_program(CERTKV_CCACHE ccache)

@@ -6,7 +6,6 @@
 #include <xxhash.h>
 
 #include <algorithm>
-#include <cstddef>
 #include <cstring>
 #include <filesystem>
 #include <utility>
@@ -21,6 +20,7 @@
 #include "absl/synchronization/mutex.h"
 #include "kernels/core/status.h"
 #include "kernels/core/tile_layout.h"
+#include "services/kvstore/spill_record.h"
 
 namespace certkv::kvstore {
 namespace {
@@ -32,25 +32,6 @@ constexpr char kSpecKey[] = "spec";
 constexpr char kRecordPrefix = 'm';
 constexpr char kPayloadPrefix = 'b';
 constexpr uint64_t kBlobBytesMin = 4096;
-constexpr uint64_t kRecordMagic = 0x314c4c4950534b43;  // "CKSPILL1"
-
-// A block's record on disk, little-endian.
-struct DiskRecord {
-  uint64_t magic;
-  uint8_t key[32];
-  uint8_t parent[32];
-  uint64_t originals_digest;
-  int64_t seal_time_ms;
-  int64_t write_time_ms;
-  int64_t payload_bytes;
-  uint64_t payload_checksum;
-  uint64_t record_checksum;  // XXH3-64 of what comes before
-};
-static_assert(sizeof(DiskRecord) == 120);
-
-uint64_t RecordChecksum(const DiskRecord& record) {
-  return XXH3_64bits(&record, offsetof(DiskRecord, record_checksum));
-}
 
 rocksdb::Slice SliceOf(absl::string_view view) { return {view.data(), view.size()}; }
 
@@ -169,7 +150,8 @@ class RocksDbSpill final : public SpillStore {
       for (it->Seek(std::string(1, kRecordPrefix)); it->Valid(); it->Next()) {
         SpilledBlock block;
         // A record that can't be read is a block that isn't there.
-        if (ParseRecord(it->value(), &block)) visit(digest, block);
+        if (ParseSpillRecord({it->value().data(), it->value().size()}, &block))
+          visit(digest, block);
       }
       CERTKV_RETURN_IF_ERROR(FromRocksDb(it->status(), "listing blocks"));
     }
@@ -181,21 +163,11 @@ class RocksDbSpill final : public SpillStore {
     CERTKV_ASSIGN_OR_RETURN(rocksdb::ColumnFamilyHandle * family, FamilyOf(spec));
     block->payload_bytes = static_cast<int64_t>(payload.size());
     block->payload_checksum = XXH3_64bits(payload.data(), payload.size());
-    DiskRecord record{};
-    record.magic = kRecordMagic;
-    std::memcpy(record.key, block->key.bytes.data(), sizeof(record.key));
-    std::memcpy(record.parent, block->parent.bytes.data(), sizeof(record.parent));
-    record.originals_digest = block->originals_digest;
-    record.seal_time_ms = block->seal_time_ms;
-    record.write_time_ms = block->write_time_ms;
-    record.payload_bytes = block->payload_bytes;
-    record.payload_checksum = block->payload_checksum;
-    record.record_checksum = RecordChecksum(record);
+    const std::string record = EncodeSpillRecord(*block);
     rocksdb::WriteBatch batch;
     batch.Put(family, KeyOf(kPayloadPrefix, block->key),
               rocksdb::Slice(reinterpret_cast<const char*>(payload.data()), payload.size()));
-    batch.Put(family, KeyOf(kRecordPrefix, block->key),
-              rocksdb::Slice(reinterpret_cast<const char*>(&record), sizeof(record)));
+    batch.Put(family, KeyOf(kRecordPrefix, block->key), record);
     return FromRocksDb(db_->Write(rocksdb::WriteOptions(), &batch), "writing a block");
   }
 
@@ -301,24 +273,6 @@ class RocksDbSpill final : public SpillStore {
     families_[spec] = family;
     CERTKV_RETURN_IF_ERROR(WriteSpec(spec, family));
     return family;
-  }
-
-  static bool ParseRecord(const rocksdb::Slice& value, SpilledBlock* block) {
-    DiskRecord record{};
-    if (value.size() != sizeof(record)) return false;
-    std::memcpy(&record, value.data(), sizeof(record));
-    if (record.magic != kRecordMagic || record.record_checksum != RecordChecksum(record) ||
-        record.payload_bytes <= 0) {
-      return false;
-    }
-    std::memcpy(block->key.bytes.data(), record.key, sizeof(record.key));
-    std::memcpy(block->parent.bytes.data(), record.parent, sizeof(record.parent));
-    block->originals_digest = record.originals_digest;
-    block->seal_time_ms = record.seal_time_ms;
-    block->write_time_ms = record.write_time_ms;
-    block->payload_bytes = record.payload_bytes;
-    block->payload_checksum = record.payload_checksum;
-    return true;
   }
 
   std::unique_ptr<rocksdb::DB> db_;

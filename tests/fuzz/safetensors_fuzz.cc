@@ -1,17 +1,5 @@
 // Fuzzes SafetensorsFile::Parse: any bytes are refused with a reason, or read inside themselves.
-//
-// The build's target runs each file of the given folders once (ctest:
-// tests/fuzz/safetensors_corpus). With libFuzzer, from the repository root:
-//   clang++ -std=c++20 -g -O1 -fsanitize=fuzzer,address,undefined -DCERTKV_LIBFUZZER -I.
-//     tests/fuzz/safetensors_fuzz.cc kernels/core/{safetensors,status,check}.cc
-//     $(pkg-config --libs absl_status absl_statusor absl_strings) -o build/safetensors_fuzz
-//   build/safetensors_fuzz -max_len=4096 NEW_INPUTS_FOLDER tests/fuzz/safetensors_corpus
 #include <cstdint>
-#include <cstdio>
-#include <filesystem>
-#include <fstream>
-#include <iterator>
-#include <vector>
 
 #include "kernels/core/check.h"
 #include "kernels/core/safetensors.h"
@@ -51,23 +39,3 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   certkv::CheckParse(absl::MakeConstSpan(data, size));
   return 0;
 }
-
-#ifndef CERTKV_LIBFUZZER
-int main(int argc, char** argv) {
-  int input_count = 0;
-  for (int i = 1; i < argc; ++i) {
-    std::error_code error;
-    for (const auto& entry : std::filesystem::directory_iterator(argv[i], error)) {
-      std::ifstream stream(entry.path(), std::ios::binary);
-      const std::vector<char> bytes(std::istreambuf_iterator<char>(stream), {});
-      LLVMFuzzerTestOneInput(reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size());
-      ++input_count;
-    }
-    if (error) std::fprintf(stderr, "%s: %s\n", argv[i], error.message().c_str());
-  }
-  std::printf("%d inputs\n", input_count);
-  if (input_count > 0) return 0;
-  std::fprintf(stderr, "usage: %s FOLDER...; no input was run\n", argv[0]);
-  return 1;
-}
-#endif
