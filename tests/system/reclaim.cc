@@ -57,18 +57,16 @@ absl::Status KillOne(const Cluster& cluster, client::StoreClient& store, std::mt
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<WorkerProcess>> WorkerProcess::Start(const Cluster& cluster,
-                                                                    const std::string& model,
-                                                                    const std::string& mode,
-                                                                    int64_t lease_duration_ms) {
+absl::StatusOr<std::unique_ptr<WorkerProcess>> WorkerProcess::Start(
+    const Cluster& cluster, const std::string& model, const std::string& mode,
+    int64_t lease_duration_ms, const client::Options& targets) {
   static int64_t started_count = 0;
   const std::string log = absl::StrCat(cluster.directory(), "/worker-", ++started_count, ".log");
   CERTKV_ASSIGN_OR_RETURN(
       auto process,
       cli::ChildProcess::Start(
-          {absl::StrCat(BinaryDirectory(), "/certkv-test-worker"), cluster.options().kvstore_target,
-           model, mode, absl::StrCat(lease_duration_ms), cluster.options().certifier_target,
-           cluster.options().gate_target},
+          {absl::StrCat(BinaryDirectory(), "/certkv-test-worker"), targets.kvstore_target, model,
+           mode, absl::StrCat(lease_duration_ms), targets.certifier_target, targets.gate_target},
           {}, log));
   std::unique_ptr<WorkerProcess> worker(new WorkerProcess(std::move(process), log));
   CERTKV_RETURN_IF_ERROR(worker->WaitFor("holding").status());

@@ -23,7 +23,15 @@ class WorkerProcess {
   static absl::StatusOr<std::unique_ptr<WorkerProcess>> Start(const Cluster& cluster,
                                                               const std::string& model,
                                                               const std::string& mode,
-                                                              int64_t lease_duration_ms);
+                                                              int64_t lease_duration_ms,
+                                                              const client::Options& targets);
+  // At the cluster's own sockets.
+  static absl::StatusOr<std::unique_ptr<WorkerProcess>> Start(const Cluster& cluster,
+                                                              const std::string& model,
+                                                              const std::string& mode,
+                                                              int64_t lease_duration_ms) {
+    return Start(cluster, model, mode, lease_duration_ms, cluster.options());
+  }
   pid_t pid() const { return process_->pid(); }
   // Waits until it has written a line that starts with `word`, and returns the rest of that line.
   absl::StatusOr<std::string> WaitFor(const std::string& word);
