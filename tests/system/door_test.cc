@@ -126,6 +126,60 @@ TEST_P(DoorTest, AnOldGenerationIsRefused) {
   EXPECT_EQ(ReasonOf(OpenView(view)), "BLOCK_REUSED");
 }
 
+TEST_P(DoorTest, AHandleThatIsReplayedAfterItsSlotWasReusedIsRefused) {
+  Open();
+  const certifier::v1::OpenViewRequest old = [this] {
+    certifier::v1::OpenViewRequest view = ViewRequest();
+    view.clear_tail();
+    return view;
+  }();
+  ASSERT_TRUE(OpenView(old).ok());
+  // The sequence goes, its blocks are dropped, and their slots get other blocks.
+  std::vector<std::string> keys;
+  for (const BlockHandle& block : sequence_->blocks()) keys.emplace_back(block.key.view());
+  sequence_.reset();
+  client::StoreClient store(cluster_->options());
+  const auto cache = store.RegisterCache(data_->spec);
+  ASSERT_TRUE(cache.ok());
+  const auto session = store.AttachWorker(cache->cache);
+  ASSERT_TRUE(session.ok());
+  kvstore::v1::DropBlocksRequest drop;
+  drop.set_session_id(static_cast<int64_t>(session->session));
+  for (const std::string& key : keys) drop.add_block_keys(key);
+  kvstore::v1::DropBlocksResponse dropped;
+  ASSERT_TRUE(client::CallUnary(20000, client::Retry::kNever, [&](grpc::ClientContext& context) {
+                return store_->DropBlocks(&context, drop, &dropped);
+              }).ok());
+  ASSERT_EQ(dropped.dropped_count(), static_cast<int>(keys.size()));
+  const TestSequence other(data_->spec, 200, 77);
+  sequence_ = Put(*worker_, other);
+  ASSERT_NE(sequence_, nullptr);
+  const absl::Status replayed = OpenView(old);
+  EXPECT_EQ(ReasonOf(replayed), "BLOCK_REUSED") << replayed;
+}
+
+TEST_P(DoorTest, ALeaseOfADeadSessionIsNotThere) {
+  Open();
+  client::StoreClient store(cluster_->options());
+  const auto cache = store.RegisterCache(data_->spec);
+  ASSERT_TRUE(cache.ok());
+  const auto dead = store.AttachWorker(cache->cache);
+  const auto alive = store.AttachWorker(cache->cache);
+  ASSERT_TRUE(dead.ok() && alive.ok());
+  const BlockKey key = sequence_->blocks()[0].key;
+  const auto leased = store.LookupAndLease(dead->session, {key});
+  ASSERT_TRUE(leased.ok());
+  ASSERT_EQ(leased->blocks.size(), 1u);
+  ASSERT_TRUE(store.DetachWorker(dead->session).ok());
+  const absl::Status own = store.RenewLease(dead->session, leased->lease).status();
+  EXPECT_EQ(ReasonOf(own), "SESSION_NOT_FOUND") << own;
+  EXPECT_THAT(std::string(own.message()), HasSubstr("detached")) << "it says how it ended";
+  const absl::Status borrowed = store.RenewLease(alive->session, leased->lease).status();
+  EXPECT_EQ(ReasonOf(borrowed), "LEASE_NOT_FOUND") << borrowed;
+  const absl::Status fetched = store.FetchOriginals(alive->session, leased->lease, {key});
+  EXPECT_EQ(ReasonOf(fetched), "LEASE_NOT_FOUND") << fetched;
+}
+
 TEST_P(DoorTest, ABlockInTheWrongPlaceIsNotServed) {
   Open();
   // Another block's slot under this block's key: generations match, the tile's identity doesn't.
