@@ -160,9 +160,11 @@ TEST_P(SystemPressureTest, AppendedTailWaitsForRoomToo) {
 
 TEST_P(SystemPressureTest, TenantKeepsItsShareAndItsLimit) {
   const int64_t slot = SlabLayout::SlotBytes(SmallSpec(), SlabKind::kBacking);
-  StartCluster(Config(12, absl::StrCat("kvstore_tenants:\n  - tenant: small\n",
-                                       "    backing_guaranteed: ", 4 * slot,
-                                       "\n    backing_limit: ", 6 * slot, "\n")));
+  // Shares are of a pool; tenants in none have caches of their own.
+  StartCluster(
+      Config(12, absl::StrCat("kvstore_pools:\n  - {name: team, tenants: \"small, large\"}\n",
+                              "kvstore_tenants:\n  - tenant: small\n", "    backing_guaranteed: ",
+                              4 * slot, "\n    backing_limit: ", 6 * slot, "\n")));
   const auto small = AttachAs("small", 0);
   const auto large = AttachAs("large", 0);
   const TestSequence kept = DataOf(0, 4);
