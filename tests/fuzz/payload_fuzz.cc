@@ -14,17 +14,17 @@
 namespace certkv {
 namespace {
 
-// A cache of two blocks, apart from any engine, and a good payload for it.
+constexpr int32_t kSlot = 0;  // of both tiers
+
+// A cache, apart from any engine, and a good payload for it.
 struct Disk {
   Disk() {
     cache = *kvstore::Cache::Create(CacheId{1}, spec, {int64_t{1} << 20, int64_t{1} << 20}, &hub,
                                     &counters);
-    CERTKV_CHECK(cache->TakeSlots(1, 1, 0, &grant, &full), "an empty cache has slots");
-    FillOriginals(cache->backing().layout(), spec, key, grant.backing[0],
-                  cache->backing_memory()->base());
+    FillOriginals(cache->backing().layout(), spec, key, kSlot, cache->backing_memory()->base());
     write.key = key;
-    write.backing_slot = grant.backing[0];
-    write.device_slot = grant.device[0];
+    write.backing_slot = kSlot;
+    write.device_slot = kSlot;
     good.resize(static_cast<size_t>(kvstore::OriginalBytesOf(*cache)));
     const SlabLayout& layout = cache->backing().layout();
     // The originals alone are a payload too; the planes are made of them.
@@ -57,8 +57,6 @@ struct Disk {
   kvstore::EventHub hub{1, 16};
   kvstore::StoreCounters counters;
   std::shared_ptr<kvstore::Cache> cache;
-  kvstore::SlotGrant grant;
-  SlabKind full = SlabKind::kDevice;
   kvstore::BlockWrite write;
   std::vector<uint8_t> good;
 };

@@ -68,10 +68,11 @@ void Seal(Store& store, const std::string& bytes) {
   if (!Parse(bytes, &request)) return;
   const auto entries = kvstore::SealEntriesFromProto(request.entries());
   CheckRefusal(entries.status());
-  if (!entries.ok()) return;
+  const auto options = kvstore::SealOptionsFromProto(request);
+  CheckRefusal(options.status());
+  if (!entries.ok() || !options.ok()) return;
   store.harness.engine.ReserveBlocks(store.worker.session, 2).status().IgnoreError();
-  const auto sealed =
-      store.harness.engine.SealBlocks(store.worker.session, *entries, request.lease_duration_ms());
+  const auto sealed = store.harness.engine.SealBlocks(store.worker.session, *entries, *options);
   CheckRefusal(sealed.status());
   if (sealed.ok()) {
     CheckRefusal(store.harness.engine.ReleaseLease(store.worker.session, sealed->lease));
@@ -93,7 +94,8 @@ void Drop(Store& store, const std::string& bytes) {
   const auto keys = kvstore::BlockKeysFromProto(request.block_keys());
   CheckRefusal(keys.status());
   if (!keys.ok()) return;
-  CheckRefusal(store.harness.engine.PinBlocks(store.worker.session, *keys, request.pinned()));
+  CheckRefusal(store.harness.engine.PinBlocks(store.worker.session, *keys, request.pinned(),
+                                              request.ttl_ms()));
   CheckRefusal(store.harness.engine.DropBlocks(store.worker.session, *keys).status());
 }
 
