@@ -17,7 +17,9 @@ struct Options {
   std::string certifier_target;
   std::string gate_target;
   std::string worker_name = "worker";  // for people, in lists and errors
-  std::string tenant;  // whose blocks and requests; "" = the only one the identity may act for
+  // Whose blocks, quota and requests; "" = the only one that the identity may act for, or nobody in
+  // particular.
+  std::string tenant;
   // Paths of PEM files, for targets that are not Unix sockets; each is read again when it changes.
   std::string ca_file;           // whose certificate the server has; "" = no TLS
   std::string certificate_file;  // this client's, where the server asks for one
@@ -32,7 +34,6 @@ struct Options {
   // How long a call waits in all, and never beyond its deadline, when the store has no room and
   // says when to ask again; 0 = it fails at once.
   int64_t pressure_wait_ms = 5000;
-  std::string tenant;              // whose quota in the store; "" = nobody's in particular
   int32_t staging_slot_count = 0;  // blocks a worker can have open at once; 0 = server's default
 };
 
