@@ -1,5 +1,8 @@
 #include "services/kvstore/convert.h"
 
+#include <algorithm>
+#include <utility>
+
 #include "absl/strings/str_cat.h"
 #include "kernels/core/limits.h"
 #include "kernels/core/status.h"
@@ -181,6 +184,18 @@ void StatsToProto(const StoreStats& stats, v1::Stats* proto) {
   spill->set_write_errors(stats.spill.write_errors);
   spill->set_state(stats.spill.degraded ? v1::SPILL_STATE_DEGRADED : v1::SPILL_STATE_WORKS);
   spill->set_slow_calls(stats.spill.slow_calls);
+}
+
+StoreStats VisibleStats(StoreStats stats, const Identity& caller) {
+  if (caller.any_tenant) return stats;
+  StoreStats visible;
+  for (CacheStats& cache : stats.caches) {
+    const auto may_use = [&caller](const std::string& tenant) { return caller.MayUse(tenant); };
+    if (std::any_of(cache.pool_tenants.begin(), cache.pool_tenants.end(), may_use)) {
+      visible.caches.push_back(std::move(cache));
+    }
+  }
+  return visible;
 }
 
 }  // namespace certkv::kvstore

@@ -7,6 +7,7 @@
 
 #include "absl/status/statusor.h"
 #include "certkv/kvstore/v1/kvstore.pb.h"
+#include "services/common/identity.h"
 #include "services/kvstore/store_engine.h"
 
 namespace certkv::kvstore {
@@ -24,6 +25,10 @@ absl::StatusOr<AttachRequest> AttachRequestFromProto(const v1::AttachWorkerReque
 void BlockInfoToProto(const BlockInfo& info, v1::Block* block);
 void BlockEventToProto(const BlockEvent& event, v1::BlockEvent* proto);
 void StatsToProto(const StoreStats& stats, v1::Stats* proto);
+
+// What the caller may see: caches of its tenants; of all tenants together nothing, unless it may
+// act for all, as that would tell one about the others.
+StoreStats VisibleStats(StoreStats stats, const Identity& caller);
 
 }  // namespace certkv::kvstore
 

@@ -331,18 +331,6 @@ class KvStoreService final : public v1::KvStore::CallbackService {
     if (is_draining_.load()) return Stopping();
     return cache == CacheId{} ? absl::OkStatus() : engine_->CheckCache(cache);
   }
-  // What counts all tenants together would tell one about the others.
-  static StoreStats VisibleStats(StoreStats stats, const Identity& caller) {
-    if (caller.any_tenant) return stats;
-    StoreStats visible;
-    for (CacheStats& cache : stats.caches) {
-      const auto may_use = [&caller](const std::string& tenant) { return caller.MayUse(tenant); };
-      if (std::any_of(cache.pool_tenants.begin(), cache.pool_tenants.end(), may_use)) {
-        visible.caches.push_back(std::move(cache));
-      }
-    }
-    return visible;
-  }
 
   static grpc::ServerUnaryReactor* Finish(grpc::ServerUnaryReactor* reactor,
                                           const absl::Status& status) {
