@@ -15,7 +15,8 @@ endif()
 set(CMAKE_CXX_FLAGS_RELWITHDEBINFO "-O2 -g1 -DNDEBUG")
 set(CMAKE_CXX_FLAGS_SANITIZE "-O1 -g1")
 
-add_compile_options(-Wall -Wextra)
+# For all, because a precompiled header serves only files that agree about -pthread.
+add_compile_options(-Wall -Wextra -pthread)
 if(CERTKV_WERROR)
   add_compile_options(-Werror)
 endif()
@@ -44,11 +45,13 @@ if(CERTKV_FUZZ)
 endif()
 
 # Source paths in messages (__FILE__) are relative to the repository. ccache rewrites paths below
-# its base directory to relative ones, so that build folders share one cache.
+# its base directory to relative ones, so that build folders share one cache. Its manual asks for
+# the sloppiness, and for -fpch-preprocess, where headers are precompiled.
 find_program(CERTKV_CCACHE ccache)
 if(CERTKV_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
   set(CMAKE_CXX_COMPILER_LAUNCHER env "CCACHE_BASEDIR=${CMAKE_SOURCE_DIR}" CCACHE_NOHASHDIR=1
-                                  "${CERTKV_CCACHE}")
+                                  CCACHE_SLOPPINESS=pch_defines,time_macros "${CERTKV_CCACHE}")
+  add_compile_options(-fpch-preprocess)
   file(RELATIVE_PATH certkv_source_from_build "${CMAKE_BINARY_DIR}" "${CMAKE_SOURCE_DIR}")
   add_compile_options("-fmacro-prefix-map=${certkv_source_from_build}=")
 else()

@@ -70,7 +70,7 @@ std::string Describe(const YAML::Node& node) {
   if (node.IsSequence()) return "a list";
   if (node.IsNull()) return "empty";
   std::string text = node.Scalar();
-  if (text.size() > 64) text = text.substr(0, 61) + "...";
+  if (text.size() > 64) text.replace(61, std::string::npos, "...");
   // yaml-cpp tags quoted scalars "!", plain ones "?".
   return node.Tag() == "!" ? absl::StrCat("the text \"", text, "\"") : text;
 }
