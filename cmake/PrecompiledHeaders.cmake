@@ -1,8 +1,8 @@
 # Most of a small file's compile time is reading the standard library and Abseil, again for each
 # file. Two precompiled headers do it once per build folder: `library` for all our code, `test` for
 # what includes GoogleTest as well. Only headers of the system are in them, so that nothing of ours
-# recompiles the world. Files still include what they use: headers are compiled alone without them
-# (`check_headers`), and -DCERTKV_PRECOMPILE=OFF builds everything so.
+# recompiles the world. Files still include what they use: `./dev lint` compiles and checks without
+# them (preset lint).
 
 option(CERTKV_PRECOMPILE "Precompile the headers of the standard library, Abseil and GoogleTest" ON)
 
