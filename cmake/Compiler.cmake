@@ -51,7 +51,7 @@ find_program(CERTKV_CCACHE ccache)
 if(CERTKV_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
   set(CMAKE_CXX_COMPILER_LAUNCHER env "CCACHE_BASEDIR=${CMAKE_SOURCE_DIR}" CCACHE_NOHASHDIR=1
                                   CCACHE_SLOPPINESS=pch_defines,time_macros "${CERTKV_CCACHE}")
-  add_compile_options(-fpch-preprocess)
+  add_compile_options($<$<CXX_COMPILER_ID:GNU>:-fpch-preprocess>)
   file(RELATIVE_PATH certkv_source_from_build "${CMAKE_BINARY_DIR}" "${CMAKE_SOURCE_DIR}")
   add_compile_options("-fmacro-prefix-map=${certkv_source_from_build}=")
 else()

@@ -2,9 +2,12 @@
 # file. Two precompiled headers do it once per build folder: `library` for all our code, `test` for
 # what includes GoogleTest as well. Only headers of the system are in them, so that nothing of ours
 # recompiles the world. Files still include what they use: `./dev lint` compiles and checks without
-# them (preset lint).
+# them (preset lint). Only for GCC; the one build with Clang is for fuzzing and small.
 
-option(CERTKV_PRECOMPILE "Precompile the headers of the standard library, Abseil and GoogleTest" ON)
+include(CMakeDependentOption)
+cmake_dependent_option(CERTKV_PRECOMPILE
+                       "Precompile the headers of the standard library, Abseil and GoogleTest" ON
+                       "CMAKE_CXX_COMPILER_ID STREQUAL GNU" OFF)
 
 set(certkv_library_headers
     <algorithm> <array> <atomic> <chrono> <cmath> <cstdint> <cstring> <functional> <limits> <map>
