@@ -223,7 +223,7 @@ TEST(DemoTest, NoBoundIsViolatedAndTheLadderClimbs) {
   std::ifstream file(path);
   const json runs = json::parse(file)["runs"];
   std::filesystem::remove(path);
-  ASSERT_EQ(runs.size(), 4u);
+  ASSERT_EQ(runs.size(), 5u);
   for (const json& run : runs) {
     EXPECT_EQ(run["reads"], 64 * 9 * 4);
     EXPECT_EQ(run["violations"], 0) << run;
