@@ -77,7 +77,8 @@ TEST_P(SystemPressureTest, MemoryStaysUnderItsLimitThroughAWriteBurst) {
   // The scrubber reads through a second map, whose pages RSS would count again.
   StartCluster(
       "kvstore:\n  device_memory: 8MiB\n  backing_memory: 16MiB\n  staging_memory: 8MiB\n"
-      "  memory_limit: 32MiB\n  seal_queue_limit: 4\n  scrub_rate: 0\n");
+      "  memory_limit: 32MiB\n  seal_queue_limit: 4\n  scrub_rate: 0\n"
+      "kvstore_pools:\n  - {name: team, tenants: \"t0, t1, t2\"}\n");
   const pid_t pid = cluster_->pid(ClusterService::kStore);
   const int64_t before = MemoryOf(pid, "VmRSS");
   constexpr int kWriters = 6;
