@@ -195,6 +195,7 @@ def time_variants(ggml, tokens, dim, group_size, rounds, working_set):
 def run_ours(program, tokens, dim, group_sizes):
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
         subprocess.run([program, f"--tokens={tokens}", f"--dims={dim}", "--steps=false",
+                        "--progressive=false",
                         "--groups=" + ",".join(map(str, group_sizes)), f"--json={file.name}"],
                        check=True, stdout=sys.stderr)
         return json.load(open(file.name, encoding="utf-8"))
