@@ -150,8 +150,9 @@ class RocksDbSpill final : public SpillStore {
       for (it->Seek(std::string(1, kRecordPrefix)); it->Valid(); it->Next()) {
         SpilledBlock block;
         // A record that can't be read is a block that isn't there.
-        if (ParseSpillRecord({it->value().data(), it->value().size()}, &block))
+        if (ParseSpillRecord({it->value().data(), it->value().size()}, &block)) {
           visit(digest, block);
+        }
       }
       CERTKV_RETURN_IF_ERROR(FromRocksDb(it->status(), "listing blocks"));
     }
@@ -270,8 +271,14 @@ class RocksDbSpill final : public SpillStore {
     CERTKV_RETURN_IF_ERROR(
         FromRocksDb(db_->CreateColumnFamily(BlockOptions(), ToHex(spec.view()), &family),
                     "making a column family"));
+    const absl::Status written = WriteSpec(spec, family);
+    if (!written.ok()) {
+      // Blocks in a family without its spec would be refused when the store starts again.
+      db_->DropColumnFamily(family);
+      db_->DestroyColumnFamilyHandle(family);
+      return written;
+    }
     families_[spec] = family;
-    CERTKV_RETURN_IF_ERROR(WriteSpec(spec, family));
     return family;
   }
 
