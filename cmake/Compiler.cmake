@@ -45,12 +45,13 @@ if(CERTKV_FUZZ)
 endif()
 
 # Source paths in messages (__FILE__) are relative to the repository. ccache rewrites paths below
-# its base directory to relative ones, so that build folders share one cache. Its manual asks for
-# the sloppiness, and for -fpch-preprocess, where headers are precompiled.
+# its base directory to relative ones, so that build folders share one cache. Its depend mode takes
+# the list of headers from the compiler, where else it preprocesses each file once more. Its manual
+# asks for the sloppiness, and for -fpch-preprocess, where headers are precompiled.
 find_program(CERTKV_CCACHE ccache)
 if(CERTKV_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
   set(CMAKE_CXX_COMPILER_LAUNCHER env "CCACHE_BASEDIR=${CMAKE_SOURCE_DIR}" CCACHE_NOHASHDIR=1
-                                  CCACHE_SLOPPINESS=pch_defines,time_macros "${CERTKV_CCACHE}")
+                                  CCACHE_DEPEND=1 CCACHE_SLOPPINESS=pch_defines,time_macros "${CERTKV_CCACHE}")
   add_compile_options($<$<CXX_COMPILER_ID:GNU>:-fpch-preprocess>)
   file(RELATIVE_PATH certkv_source_from_build "${CMAKE_BINARY_DIR}" "${CMAKE_SOURCE_DIR}")
   add_compile_options("-fmacro-prefix-map=${certkv_source_from_build}=")

@@ -20,7 +20,11 @@ struct PortableSimd {
   static constexpr int kLanes = 8;
   // False in benchmarks only: kernels without the work of the certificate, to price it.
   static constexpr bool kCertified = true;
+#if defined(__x86_64__)
+  static constexpr int kChunkHeads = 1;  // only for processors before 2013, and a third to compile
+#else
   static constexpr int kChunkHeads = 4;
+#endif
   // Heads that share it over affine keys, one vector of tokens at a time, where there are so many.
   static constexpr int kWideHeads = 8;
   static constexpr int kAccumulators = 4;

@@ -212,20 +212,16 @@ class HttpServer::Core::Connection : public std::enable_shared_from_this<Connect
     if (answer.status == 405) response_.set(http::field::allow, "GET, HEAD");
     AddHeaders(&response_);
     response_.keep_alive(request.keep_alive());
-    const size_t length = answer.body.size();
+    // HEAD tells the length of a body that isn't sent.
+    response_.content_length(answer.body.size());
     if (request.method() != http::verb::head) response_.body() = std::move(answer.body);
-    response_.content_length(length);
-    const auto done = [self = shared_from_this()](beast::error_code error, size_t /*bytes*/) {
-      if (error) return;
-      if (self->response_.keep_alive()) return self->Read();
-      beast::error_code ignored;
-      self->stream_.socket().shutdown(tcp::socket::shutdown_send, ignored);
-    };
-    if (request.method() == http::verb::head) {
-      serializer_.emplace(response_);
-      return http::async_write_header(stream_, *serializer_, done);
-    }
-    http::async_write(stream_, response_, done);
+    http::async_write(stream_, response_,
+                      [self = shared_from_this()](beast::error_code error, size_t /*bytes*/) {
+                        if (error) return;
+                        if (self->response_.keep_alive()) return self->Read();
+                        beast::error_code ignored;
+                        self->stream_.socket().shutdown(tcp::socket::shutdown_send, ignored);
+                      });
   }
 
   const std::shared_ptr<Core> core_;
@@ -233,7 +229,6 @@ class HttpServer::Core::Connection : public std::enable_shared_from_this<Connect
   beast::flat_buffer buffer_{kHeaderBytesMax};
   std::optional<http::request_parser<http::empty_body>> parser_;
   http::response<http::string_body> response_;
-  std::optional<http::response_serializer<http::string_body>> serializer_;
 };
 
 void HttpServer::Core::Accept() {
