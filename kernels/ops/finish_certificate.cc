@@ -58,10 +58,14 @@ absl::Status FinishCertificate(Backend backend, const FinishArgs& args, FinishWo
   } else {
     kept.tv_tolerance = 0;  // as tight as it can
   }
-  // The reference, or numbers that floats can't say anything about.
-  if (!(tv >= 0)) tv = reference::BoundTv(kept, workspace);
-  reference::CompleteCertificate(args, share, share > 0 ? MixWithSkipped(share, tv) : tv,
-                                 certificate);
+  bool masses_known = tv >= 0;  // the CPU's bound has looked
+  if (!masses_known) {
+    // The reference, or numbers that floats can't say anything about.
+    masses_known = reference::MassesAreKnown(args);
+    tv = reference::BoundTv(kept, workspace);
+  }
+  reference::CompleteCertificate(args, masses_known, share,
+                                 share > 0 ? MixWithSkipped(share, tv) : tv, certificate);
   return absl::OkStatus();
 }
 

@@ -108,11 +108,11 @@ TvSlack FillAtoms(const FinishArgs& args, double largest_lse, FinishWorkspace::S
   return slack;
 }
 
+}  // namespace
+
 bool MassesAreKnown(const FinishArgs& args) {
   return LargestLse(args) > -kUnknownBound;  // false for NaN
 }
-
-}  // namespace
 
 double BoundTv(const FinishArgs& args, FinishWorkspace* workspace) {
   FinishWorkspace::State* state = workspace->state();
@@ -147,14 +147,14 @@ double SkippedShareOf(const FinishArgs& args) {
   return SkippedShare(args.skipped_lse_nat, largest_lse + std::log(kept * (1 - 0x1p-20)));
 }
 
-void CompleteCertificate(const FinishArgs& args, double skipped_share, double tv,
+void CompleteCertificate(const FinishArgs& args, bool masses_known, double skipped_share, double tv,
                          Certificate* certificate) {
   certificate->worst_case_tv = std::min(ToFloatRoundedUp(tv), 1.0f);
   certificate->skipped_share = std::min(ToFloatRoundedUp(skipped_share), 1.0f);
   certificate->value_term = ToFloatRoundedUp(args.value_term);
   certificate->value_radius = ToFloatRoundedUp(args.value_radius);
   certificate->output_error_bound = kFloatInfinity;
-  if (!MassesAreKnown(args)) return;
+  if (!masses_known) return;
   const double bound =
       KnownOrInfinity(args.value_term) +
       2 * MultiplyRoundedUp(certificate->worst_case_tv, KnownOrInfinity(args.value_radius)) +

@@ -39,8 +39,12 @@ double BoundTv(const FinishArgs& args, FinishWorkspace* workspace);
 // Upper bound on the exact probability of what the read skipped; 0 when it skipped nothing.
 double SkippedShareOf(const FinishArgs& args);
 
-// The certificate that follows from `tv`, a bound on TV(p, p^) with skipping.
-void CompleteCertificate(const FinishArgs& args, double skipped_share, double tv,
+// False when the masses say nothing: a block_lse is NaN or +infinity, or every atom is empty.
+bool MassesAreKnown(const FinishArgs& args);
+
+// The certificate that follows from `tv`, a bound on TV(p, p^) with skipping. Its
+// output_error_bound is +infinity where the masses are not known.
+void CompleteCertificate(const FinishArgs& args, bool masses_known, double skipped_share, double tv,
                          Certificate* certificate);
 
 }  // namespace certkv::reference
