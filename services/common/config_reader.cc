@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <yaml-cpp/eventhandler.h>
 #include <yaml-cpp/yaml.h>
 
 #include <algorithm>
@@ -10,6 +11,7 @@
 #include <cstring>
 #include <exception>
 #include <numeric>
+#include <sstream>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
@@ -73,6 +75,32 @@ std::string Describe(const YAML::Node& node) {
   if (text.size() > 64) text.replace(61, std::string::npos, "...");
   // yaml-cpp tags quoted scalars "!", plain ones "?".
   return node.Tag() == "!" ? absl::StrCat("the text \"", text, "\"") : text;
+}
+
+// Hears of a document and keeps nothing of it.
+class IgnoreEvents final : public YAML::EventHandler {
+ public:
+  void OnDocumentStart(const YAML::Mark&) override {}
+  void OnDocumentEnd() override {}
+  void OnNull(const YAML::Mark&, YAML::anchor_t) override {}
+  void OnAlias(const YAML::Mark&, YAML::anchor_t) override {}
+  void OnScalar(const YAML::Mark&, const std::string&, YAML::anchor_t,
+                const std::string&) override {}
+  void OnSequenceStart(const YAML::Mark&, const std::string&, YAML::anchor_t,
+                       YAML::EmitterStyle::value) override {}
+  void OnSequenceEnd() override {}
+  void OnMapStart(const YAML::Mark&, const std::string&, YAML::anchor_t,
+                  YAML::EmitterStyle::value) override {}
+  void OnMapEnd() override {}
+};
+
+// Is there something after the first document? Throws as yaml-cpp does. Not by YAML::LoadAll: where
+// no document can begin, as at a comma, its parser finds an empty one without going on, for ever.
+bool HasSecondDocument(const std::string& text) {
+  std::istringstream stream(text);
+  YAML::Parser parser(stream);
+  IgnoreEvents ignore;
+  return parser.HandleNextDocument(ignore) && parser.HandleNextDocument(ignore);
 }
 
 // Collects the defects of one file.
@@ -275,12 +303,12 @@ absl::Status ConfigReader::ReadText(absl::string_view file_name, const std::stri
   }
   FileReader reader(file_name, sections_, lists_);
   try {
-    const std::vector<YAML::Node> documents = YAML::LoadAll(text);
-    if (documents.size() > 1) {
-      return Invalid(absl::StrCat(file_name, ": has ", documents.size(),
-                                  " YAML documents (separated by ---), must have one"));
+    if (HasSecondDocument(text)) {
+      return Invalid(absl::StrCat(file_name,
+                                  ": has several YAML documents (separated by ---), or text that "
+                                  "belongs to none, must have one; remove the others"));
     }
-    if (!documents.empty()) reader.ReadDocument(documents[0]);
+    reader.ReadDocument(YAML::Load(text));
   } catch (const YAML::Exception& error) {
     return Invalid(absl::StrCat(file_name, ":", error.mark.line + 1, ": not YAML: ", error.msg));
   } catch (const std::exception& error) {

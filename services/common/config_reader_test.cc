@@ -215,7 +215,8 @@ TEST_F(ConfigReaderTest, RefusesWhatIsNotYaml) {
   EXPECT_THAT(ErrorOf("kitchen:\n\tcount: 1\n"), StartsWith("kitchen.yaml:2: not YAML"));
   EXPECT_THAT(ErrorOf("kitchen: *nobody\n"), HasSubstr("not YAML"));
   EXPECT_THAT(ErrorOf(std::string("a\0b", 3)), HasSubstr("zero byte"));
-  EXPECT_THAT(ErrorOf("kitchen: {}\n---\nkitchen: {}\n"), HasSubstr("2 YAML documents"));
+  EXPECT_THAT(ErrorOf("kitchen: {}\n---\nkitchen: {}\n"), HasSubstr("several YAML documents"));
+  EXPECT_THAT(ErrorOf("kitchen: {}\n---\n---\n---\n"), HasSubstr("several YAML documents"));
   EXPECT_THAT(ErrorOf(std::string(100000, '[')), HasSubstr("not YAML"));
 }
 
@@ -250,6 +251,14 @@ TEST_F(ConfigReaderTest, PrintsYamlThatReadsBackTheSame) {
   EXPECT_EQ(again.quick, config_.quick);
   EXPECT_EQ(again.name, config_.name);
   EXPECT_EQ(again.colour, config_.colour);
+}
+
+// What yaml-cpp would take for documents without end.
+TEST_F(ConfigReaderTest, EndsAtTextThatNoDocumentBeginsWith) {
+  for (const char* text : {",", ",,,", "]", "}", "kitchen: {}\n]", "- a\n}", "? ,", ",kitchen: {",
+                           "kitchen: {count: 3}\n,"}) {
+    EXPECT_NE(ErrorOf(text), "") << text;
+  }
 }
 
 TEST_F(ConfigReaderTest, WritesOneTableRowPerSetting) {
