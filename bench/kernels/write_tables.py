@@ -1,17 +1,30 @@
 #!/usr/bin/env python3
-"""Writes the read tables of docs/performance.md from a kernels benchmark: write_tables.py JSON MARKDOWN.
+"""Writes the tables of docs/performance.md from benchmark results.
 
-Replaces what stands between the lines `<!-- reads -->` and `<!-- end -->`.
+usage: write_tables.py [--check] RESULTS_FOLDER MARKDOWN
+
+Replaces what stands between each line `<!-- NAME -->` (reads, targets, progressive, peers) and the
+next `<!-- end -->`. --check changes nothing and fails when a table isn't what the results say.
 """
 import json
+import pathlib
 import sys
 
 GROUPS = (1, 4, 8)
-BEGIN, END = "<!-- reads -->\n", "<!-- end -->\n"
 
 
-def table(rows, head_dim):
-    """The lines of one head dim's table."""
+def load_rows(folder, name):
+    """The rows of one benchmark's JSON, by their names."""
+    with open(folder / f"{name}.json", encoding="utf-8") as file:
+        return {row["name"]: row for row in json.load(file)["rows"]}
+
+
+def join(values, form):
+    return " / ".join(format(value, form) for value in values)
+
+
+def read_table(rows, head_dim):
+    """The lines of one head dim's table of dense reads."""
     suffix = "" if head_dim == 128 else f"/d{head_dim}"
     lines = [f"| d = {head_dim} | B/token | ns/token G = 1 / 4 / 8 | ratio to F16 "
              "| share of read bandwidth, % | certificate, % |", "|---|---|---|---|---|---|"]
@@ -19,7 +32,7 @@ def table(rows, head_dim):
         found = [rows[f"attend/{name}/G{group}{suffix}"] for group in GROUPS]
 
         def cell(key, form, scale=1):
-            return " / ".join(format(row[key] * scale, form) for row in found)
+            return join([row[key] * scale for row in found], form)
 
         title = f"`{name}`, witness" if name == "K6V4" else f"`{name}`"
         certificate = "" if name == "F16" else cell("certificate_cost", ".0f", 100)
@@ -29,16 +42,100 @@ def table(rows, head_dim):
     return lines
 
 
+def target_row(what, targets, values, form, at_least):
+    """One line of the targets, each value compared as it is printed."""
+    def is_reached(value, target):
+        rounded = float(format(value, form))
+        return rounded >= target if at_least else rounded <= target
+
+    reached = " / ".join("yes" if is_reached(value, target) else "no"
+                         for value, target in zip(values, targets))
+    wanted = " / ".join(f"{target:g}" for target in targets)
+    return f"| {what} | {'' if at_least else '≤ '}{wanted} | {join(values, form)} | {reached} |"
+
+
+def target_table(kernels, progressive, peers):
+    def dense(name, key, scale=1):
+        return [kernels[f"attend/{name}/G{group}"][key] * scale for group in GROUPS]
+
+    q4 = [peers[f"peer/ggml/Q8_0-Q4_0/G{group}"]["ratio_of_k8v4_to_it"] for group in GROUPS]
+    return [
+        "| what, AVX2, d = 128 | target | here | reached |", "|---|---|---|---|",
+        target_row("`K8V4` with certificate ÷ own F16, G = 1 / 4 / 8", (2.1, 1.3, 1.2),
+                   dense("K8V4", "ratio_to_fp16"), ".2f", True),
+        target_row("`K8V8`, G = 1 / 4 / 8", (1.7, 1.3, 1.2), dense("K8V8", "ratio_to_fp16"), ".2f",
+                   True),
+        target_row("certificate of `K8V4`, % of the read, G = 1 / 4 / 8", (5, 5, 5),
+                   dense("K8V4", "certificate_cost", 100), ".0f", False),
+        target_row("progressive read, 10 % read, G = 1 / 4 / 8", (4, 2, 2),
+                   [progressive[f"progressive/G{group}"]["ratio_to_fp16"] for group in GROUPS],
+                   ".2f", True),
+        target_row("finishing step, 8,192 atoms, µs per query", (15,),
+                   [kernels["finish/K8V4/tolerance_0.2"]["microseconds"]], ".0f", False),
+        target_row("sealing `K8V4`, GB/s of 16-bit input, one core", (3.5,),
+                   [kernels["seal/K8V4"]["gigabytes_per_second"]], ".1f", True),
+        target_row("`K8V4` ÷ ggml's `Q8_0` keys and `Q4_0` values, G = 1 / 4 / 8", (5, 5, 5), q4,
+                   ".2f", True),
+    ]
+
+
+def progressive_row(title, rows):
+    def cell(key, form, scale=1):
+        return join([row[key] * scale for row in rows], form)
+
+    return (f"| {title} | {cell('share_read', '.0f', 100)} | {cell('ns_per_token', '.1f')} "
+            f"| {cell('ratio_to_fp16', '.2f')} | {cell('ratio_to_dense', '.2f')} "
+            f"| {cell('scan_ratio_to_fp16', '.1f')} |")
+
+
+def progressive_table(rows):
+    lines = ["| data | read in full, % | ns/token | ÷ F16 | ÷ dense `K8V4` | scan alone ÷ F16 |",
+             "|---|---|---|---|---|---|",
+             progressive_row("planted, G = 1 / 4 / 8",
+                             [rows[f"progressive/G{group}"] for group in GROUPS])]
+    for layer in (0, 9, 19, 29):
+        found = [rows[f"progressive/trace/layer{layer}/n{tokens}"]
+                 for tokens in (1728, 32768, 131072)]
+        title = f"layer {layer}" + (", 1.7k / 32k / 128k" if layer == 0 else "")
+        lines.append(progressive_row(title, found))
+    return lines
+
+
+def peer_table(rows):
+    lines = ["| keys, values of ggml | B/token | ns/token G = 1 / 4 / 8 | our `K8V4` is faster by |",
+             "|---|---|---|---|"]
+    for keys, values in (("F16", "F16"), ("Q8_0", "Q8_0"), ("Q8_0", "Q4_0")):
+        found = [rows[f"peer/ggml/{keys}-{values}/G{group}"] for group in GROUPS]
+        lines.append(f"| `{keys}`, `{values}` | {found[0]['bytes_per_token']} "
+                     f"| {join([row['ns_per_token'] for row in found], '.1f')} "
+                     f"| {join([row['ratio_of_k8v4_to_it'] for row in found], '.2f')} |")
+    return lines
+
+
+def replace(text, name, lines):
+    """`text` with the lines as its table `name`."""
+    begin, end = f"<!-- {name} -->\n", "<!-- end -->\n"
+    before, rest = text.split(begin)
+    return before + begin + "\n".join(lines) + "\n" + end + rest.split(end, 1)[1]
+
+
 def main():
-    with open(sys.argv[1], encoding="utf-8") as file:
-        rows = {row["name"]: row for row in json.load(file)["rows"]}
-    with open(sys.argv[2], encoding="utf-8") as file:
-        text = file.read()
-    begin, rest = text.split(BEGIN)
-    end = rest.split(END, 1)[1]
-    tables = "\n".join(table(rows, 128) + [""] + table(rows, 64)) + "\n"
-    with open(sys.argv[2], "w", encoding="utf-8") as file:
-        file.write(begin + BEGIN + tables + END + end)
+    arguments = sys.argv[1:]
+    check = arguments[:1] == ["--check"]
+    if len(arguments) != 2 + check:
+        sys.exit(__doc__)
+    folder, markdown = pathlib.Path(arguments[-2]), pathlib.Path(arguments[-1])
+    kernels, progressive, peers = (load_rows(folder, name)
+                                   for name in ("kernels", "progressive", "peers"))
+    old = markdown.read_text(encoding="utf-8")
+    text = replace(old, "reads", read_table(kernels, 128) + [""] + read_table(kernels, 64))
+    text = replace(text, "targets", target_table(kernels, progressive, peers))
+    text = replace(text, "progressive", progressive_table(progressive))
+    text = replace(text, "peers", peer_table(peers))
+    if check and text != old:
+        sys.exit(f"{markdown}: its tables are not those of {folder}; run {sys.argv[0]}")
+    if not check:
+        markdown.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":
