@@ -63,18 +63,20 @@ float LoadScales(AttendState& s, const uint8_t* scan) {
   return __builtin_sqrtf(V::ReduceAdd(sum));
 }
 
-// What FoldQuery knows of one head and tile.
-struct FoldedWidth {
-  float holder;  // sum |q_i| half_range scale_i
-  float slack;   // everything else
+// One head's query times the tile's scales, x_i = q_i scale_i, and sums over its channels, still in
+// lanes.
+template <typename V>
+struct FoldedRow {
+  typename V::F max;      // of |x_i|
+  typename V::F sum;      // of |x_i|; 0 without the certificate
+  typename V::F middles;  // of q_i middle_i
 };
 
-// Makes the head's query terms for a tile.
+// Writes x to `folded`.
 template <typename V>
-[[gnu::always_inline]] inline FoldedWidth FoldQuery(AttendState& s, int g, float middle_norm) {
+[[gnu::always_inline]] inline FoldedRow<V> FoldRow(const AttendState& s, int g, float* folded) {
   constexpr int kVectors = 16 / V::kLanes;
   const float* query = s.queries + g * kRow;
-  alignas(64) float folded[kRow];
   typename V::F max = V::Zero();
   typename V::F sums[kVectors];
   typename V::F middles[kVectors];
@@ -95,10 +97,25 @@ template <typename V>
     sums[0] = V::Add(sums[0], sums[v]);
     middles[0] = V::Add(middles[0], middles[v]);
   }
+  return {max, sums[0], middles[0]};
+}
+
+// What FoldQuery knows of one head and tile.
+struct FoldedWidth {
+  float holder;  // sum |q_i| half_range scale_i
+  float slack;   // everything else
+};
+
+// Makes the head's query terms for a tile.
+template <typename V>
+[[gnu::always_inline]] inline FoldedWidth FoldQuery(AttendState& s, int g, float middle_norm) {
+  constexpr int kVectors = 16 / V::kLanes;
+  alignas(64) float folded[kRow];
+  const FoldedRow<V> row = FoldRow<V>(s, g, folded);
   float reduced[4];
-  V::ReduceAdd4(sums[0], middles[0], sums[0], middles[0], reduced);
+  V::ReduceAdd4(row.sum, row.middles, row.sum, row.middles, reduced);
   const float sum = reduced[0];
-  const float max_term = V::ReduceMax(max);
+  const float max_term = V::ReduceMax(row.max);
   // Below 2^-90 the reciprocal could overflow: terms are 0 then, and all of x is left out.
   const bool tiny = !(max_term > 0x1p-90f);
   const float inverse = tiny ? 0.0f : V::kQueryTermMax / max_term;

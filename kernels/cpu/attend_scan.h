@@ -42,29 +42,9 @@ inline constexpr int kScanAhead = 2;
 template <typename V>
 [[gnu::always_inline]] inline float FoldCoarse(AttendState& s, int g, float middle_norm) {
   constexpr int kVectors = 16 / V::kLanes;
-  const float* query = s.queries + g * kRow;
   alignas(64) float folded[kRow];
-  typename V::F max = V::Zero();
-  typename V::F sums[kVectors];
-  typename V::F middles[kVectors];
-  for (int v = 0; v < kVectors; ++v) sums[v] = middles[v] = V::Zero();
-  for (int i = 0; i < s.head_dim; i += 16) {
-    Unroll<kVectors>([&](auto v) __attribute__((always_inline)) {
-      const int at = i + v * V::kLanes;
-      const typename V::F q = V::Load(query + at);
-      const typename V::F x = V::Mul(q, V::Load(s.tile_scale + at));
-      const typename V::F magnitude = V::Abs(x);
-      V::Store(folded + at, x);
-      max = V::Max(max, magnitude);
-      sums[v] = V::Add(sums[v], magnitude);
-      middles[v] = V::MulAdd(q, V::Load(s.tile_middle + at), middles[v]);
-    });
-  }
-  for (int v = 1; v < kVectors; ++v) {
-    sums[0] = V::Add(sums[0], sums[v]);
-    middles[0] = V::Add(middles[0], middles[v]);
-  }
-  const float max_term = V::ReduceMax(max);
+  const FoldedRow<V> row = FoldRow<V>(s, g, folded);
+  const float max_term = V::ReduceMax(row.max);
   // Below 2^-90 the reciprocal could overflow: terms are 0 then, and all of x is left out.
   const bool tiny = !(max_term > 0x1p-90f);
   const float unit = tiny ? 0.0f : max_term / kByteTermMax;
@@ -84,7 +64,7 @@ template <typename V>
     V::StoreByteTerms(terms + i / 4, rounded);
   }
   float reduced[4];
-  V::ReduceAdd4(sums[0], middles[0], lost, lost, reduced);
+  V::ReduceAdd4(row.sum, row.middles, lost, lost, reduced);
   s.term_unit[g] = 8 * unit;
   s.term_base[g] = reduced[1];
   s.term_bias[g] = -15 * V::ReduceAddI(term_sum);
