@@ -17,17 +17,20 @@ namespace {
 
 constexpr float kF16Max = 65504.0f;
 
-// Largest magnitude of a row, as bits: 16-bit floats without sign order like integers. `width` is a
-// multiple of 16, as head dims are.
-uint16_t MagnitudeMax(const uint16_t* row, int32_t width) {
+// Largest magnitude in `rows` rows, as bits: 16-bit floats without sign order like integers.
+// `width` is a multiple of 16, as head dims are.
+uint16_t MagnitudeMax(const uint16_t* first, int64_t stride, int32_t width, int rows) {
   typedef int16_t Words __attribute__((vector_size(16)));
   Words max[2] = {};
-  for (int32_t i = 0; i < width; i += 16) {
-    for (int k = 0; k < 2; ++k) {
-      Words words;
-      std::memcpy(&words, row + i + 8 * k, sizeof(words));
-      words &= 0x7fff;
-      max[k] = words > max[k] ? words : max[k];
+  for (int t = 0; t < rows; ++t) {
+    const uint16_t* row = first + t * stride;
+    for (int32_t i = 0; i < width; i += 16) {
+      for (int k = 0; k < 2; ++k) {
+        Words words;
+        std::memcpy(&words, row + i + 8 * k, sizeof(words));
+        words &= 0x7fff;
+        max[k] = words > max[k] ? words : max[k];
+      }
     }
   }
   max[0] = max[0] > max[1] ? max[0] : max[1];
@@ -40,9 +43,10 @@ uint16_t MagnitudeMax(const uint16_t* row, int32_t width) {
 // `limit` bits.
 absl::Status CheckRows(OriginalDtype dtype, const uint16_t* rows, int64_t stride, int32_t width,
                        uint16_t limit, absl::string_view what) {
+  if (MagnitudeMax(rows, stride, width, kTileTokens) <= limit) return absl::OkStatus();
   for (int t = 0; t < kTileTokens; ++t) {
     const uint16_t* row = rows + t * stride;
-    if (MagnitudeMax(row, width) <= limit) continue;
+    if (MagnitudeMax(row, stride, width, 1) <= limit) continue;
     int i = 0;
     while ((row[i] & 0x7fff) <= limit) ++i;
     const float value = OriginalToFloat(dtype, row[i]);

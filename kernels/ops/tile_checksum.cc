@@ -1,7 +1,12 @@
 #include "kernels/ops/tile_checksum.h"
 
-// With XXH_INLINE_ALL (CMakeLists.txt) the state lives on the stack: sealing allocates nothing.
+// With XXH_STATIC_LINKING_ONLY (CMakeLists.txt) the state lives on the stack: sealing allocates
+// nothing. On x86 the library picks the widest instruction set that the processor has.
+#if defined(__x86_64__)
+#include <xxh_x86dispatch.h>
+#else
 #include <xxhash.h>
+#endif
 
 #include <cstddef>
 
