@@ -2,6 +2,8 @@
 // bits on any little-endian machine. See simd_avx2.h for what each one does.
 //
 // There is no FMA here: MulAdd rounds twice. The kernels' error constants allow for it.
+// Short operations are always inlined; for longer ones the compiler decides, and where this file is
+// compiled for speed of compiling (CMakeLists.txt) it rather doesn't.
 #ifndef CERTKV_KERNELS_CPU_SIMD_PORTABLE_H_
 #define CERTKV_KERNELS_CPU_SIMD_PORTABLE_H_
 
@@ -51,9 +53,7 @@ struct PortableSimd {
   [[gnu::always_inline]] static F WhereAtLeast(F test, F limit, F x) {
     return AsFloat((test >= limit) & AsInt(x));
   }
-  [[gnu::always_inline]] static F LoadF16(const uint16_t* p) {
-    return WidenF16Bits(LoadHalfWords(p));
-  }
+  static F LoadF16(const uint16_t* p) { return WidenF16Bits(LoadHalfWords(p)); }
   [[gnu::always_inline]] static F LoadBf16(const uint16_t* p) {
     return AsFloat(LoadHalfWords(p) << 16);
   }
@@ -61,21 +61,21 @@ struct PortableSimd {
     return F{p[0], p[1], p[0], p[1], p[0], p[1], p[0], p[1]};
   }
 
-  [[gnu::always_inline]] static float ReduceAdd(F x) {
+  static float ReduceAdd(F x) {
     return ((x[0] + x[4]) + (x[2] + x[6])) + ((x[1] + x[5]) + (x[3] + x[7]));
   }
-  [[gnu::always_inline]] static float ReduceMax(F x) {
+  static float ReduceMax(F x) {
     float max = x[0];
     for (int i = 1; i < kLanes; ++i) max = x[i] > max ? x[i] : max;
     return max;
   }
-  [[gnu::always_inline]] static void ReduceAdd4(F a, F b, F c, F d, float* out) {
+  static void ReduceAdd4(F a, F b, F c, F d, float* out) {
     out[0] = ReduceAdd(a);
     out[1] = ReduceAdd(b);
     out[2] = ReduceAdd(c);
     out[3] = ReduceAdd(d);
   }
-  [[gnu::always_inline]] static void ReduceMax4(F a, F b, F c, F d, float* out) {
+  static void ReduceMax4(F a, F b, F c, F d, float* out) {
     out[0] = ReduceMax(a);
     out[1] = ReduceMax(b);
     out[2] = ReduceMax(c);
@@ -116,7 +116,7 @@ struct PortableSimd {
   [[gnu::always_inline]] static I ShiftRight32(I x) {
     return reinterpret_cast<I>(reinterpret_cast<U>(x) >> kBits);
   }
-  [[gnu::always_inline]] static I MulAddWords(I acc, I a, I b) {
+  static I MulAddWords(I acc, I a, I b) {
     const I low_a = ShiftLeft32<16>(a) >> 16;  // arithmetic shifts: the words are signed
     const I low_b = ShiftLeft32<16>(b) >> 16;
     return AddI(AddI(acc, low_a * low_b), (a >> 16) * (b >> 16));
@@ -130,33 +130,33 @@ struct PortableSimd {
   }
   [[gnu::always_inline]] static F AsFloat(I x) { return reinterpret_cast<F>(x); }
   [[gnu::always_inline]] static I AsInt(F x) { return reinterpret_cast<I>(x); }
-  [[gnu::always_inline]] static int32_t ReduceAddI(I x) {
+  static int32_t ReduceAddI(I x) {
     const U sums = reinterpret_cast<U>(x);  // wraps
     uint32_t sum = 0;
     for (int i = 0; i < kLanes; ++i) sum += sums[i];
     return static_cast<int32_t>(sum);
   }
-  [[gnu::always_inline]] static F WidenF16Low(I x) {
+  static F WidenF16Low(I x) {
     uint16_t words[16];
     StoreI(words, x);
     return LoadF16(words);
   }
-  [[gnu::always_inline]] static F WidenF16High(I x) {
+  static F WidenF16High(I x) {
     uint16_t words[16];
     StoreI(words, x);
     return LoadF16(words + 8);
   }
-  [[gnu::always_inline]] static F LaneButterflies(F x) {
+  static F LaneButterflies(F x) {
     x = __builtin_shufflevector(x, x, 1, 0, 3, 2, 5, 4, 7, 6) + x * F{1, -1, 1, -1, 1, -1, 1, -1};
     x = __builtin_shufflevector(x, x, 2, 3, 0, 1, 6, 7, 4, 5) + x * F{1, 1, -1, -1, 1, 1, -1, -1};
     return __builtin_shufflevector(x, x, 4, 5, 6, 7, 0, 1, 2, 3) +
            x * F{1, 1, 1, 1, -1, -1, -1, -1};
   }
-  [[gnu::always_inline]] static F AddNeighbours(F low, F high) {
+  static F AddNeighbours(F low, F high) {
     return F{low[0] + low[1],   low[2] + low[3],   low[4] + low[5],   low[6] + low[7],
              high[0] + high[1], high[2] + high[3], high[4] + high[5], high[6] + high[7]};
   }
-  [[gnu::always_inline]] static void StoreWords(int16_t* p, const I* x) {
+  static void StoreWords(int16_t* p, const I* x) {
     for (int i = 0; i < 16; ++i) p[i] = static_cast<int16_t>(x[i / kLanes][i % kLanes]);
   }
   static void StoreF16Up(uint16_t* p, F x) {
@@ -181,7 +181,7 @@ struct PortableSimd {
     dot.sum = MulAddWords(dot.sum, part, SetI(terms[kPart]));
   }
   [[gnu::always_inline]] static I Total(const Dot& dot) { return dot.sum; }
-  [[gnu::always_inline]] static void StoreTerms(int32_t* p, const I* x) {
+  static void StoreTerms(int32_t* p, const I* x) {
     constexpr int kOrder[8] = {0, 4, 2, 6, 1, 5, 3, 7};
     int16_t words[16];
     for (int i = 0; i < 16; ++i) {
@@ -191,7 +191,7 @@ struct PortableSimd {
     __builtin_memcpy(p, words, sizeof(words));
   }
 
-  [[gnu::always_inline]] static I AddNibbles(I acc, I nibbles, int32_t terms) {
+  static I AddNibbles(I acc, I nibbles, int32_t terms) {
     const auto bits = static_cast<uint32_t>(terms);
     for (int k = 0; k < 4; ++k) {
       const auto term = static_cast<int8_t>(static_cast<uint8_t>(bits >> (8 * k)));
@@ -200,7 +200,7 @@ struct PortableSimd {
     return acc;
   }
   [[gnu::always_inline]] static I WidenNibbleSums(I sums) { return sums; }
-  [[gnu::always_inline]] static void StoreByteTerms(int32_t* p, const I* x) {
+  static void StoreByteTerms(int32_t* p, const I* x) {
     constexpr int kOrder[8] = {0, 2, 4, 6, 1, 3, 5, 7};
     int8_t bytes[16];
     for (int i = 0; i < 16; ++i) {
@@ -223,7 +223,7 @@ struct PortableSimd {
   }
   // An fp16's magnitude, moved to a float's place, is the number times 2^-112, exactly (subnormals
   // too); infinities and NaN get a float's largest exponent.
-  [[gnu::always_inline]] static F WidenF16Bits(I bits) {
+  static F WidenF16Bits(I bits) {
     const I magnitude = (bits & 0x7fff) << 13;
     const I special = (magnitude >= 0x7c00 << 13) & 0x7f800000;
     const I sign = reinterpret_cast<I>(reinterpret_cast<U>(bits & 0x8000) << 16);
