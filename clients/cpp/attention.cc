@@ -111,6 +111,8 @@ class AttentionImpl final : public Attention {
   }
 
   absl::Status OpenView(const PolicyLease& lease);
+  // The tail's last token fills its block, which isn't sealed yet: no certifier takes such a tail.
+  bool TailIsFull() const { return sequence_.tail().token_count == worker_.spec().block_tokens; }
   absl::Status Refresh() override;
   void SetAudit(bool audit) override { audit_ = audit; }
   absl::StatusOr<std::vector<ReadResult>> Attend(absl::Span<const ReadRequest> reads) override;
@@ -230,7 +232,8 @@ absl::Status AttentionImpl::UpdateView(const PolicyLease& lease) {
 }
 
 absl::Status AttentionImpl::Refresh() {
-  if (view_ == 0) return absl::OkStatus();  // the next read opens a view on what is there then
+  if (view_ == 0 || TailIsFull())
+    return absl::OkStatus();  // the next read opens a view on what is there then
   const PolicyLease lease = request_.CurrentLease();
   if (lease.lease_id == 0) return absl::OkStatus();
   const absl::Status status = UpdateView(lease);
@@ -267,6 +270,7 @@ absl::Status AttentionImpl::CheckReads(absl::Span<const ReadRequest> reads) cons
       return MakeError(absl::StatusCode::kInvalidArgument, "READ_INVALID",
                        "a read has no queries; point at [query_head_count][head_dim] floats");
     }
+    CERTKV_RETURN_IF_ERROR(sequence_.CheckWritten(read.layer, read.query_position));
   }
   return absl::OkStatus();
 }
@@ -388,7 +392,7 @@ std::vector<ReadResult> AttentionImpl::AttendPart(absl::Span<const ReadRequest> 
   std::vector<ReadResult> results(reads.size());
   for (int attempt = 0; attempt < kTries; ++attempt) {
     const LeaseInUse use = request_.UseLease();
-    if (use.lease.lease_id == 0) break;  // gate is gone: exact, here
+    if (use.lease.lease_id == 0 || TailIsFull()) break;  // exact, here; gate may be gone
     absl::StatusOr<std::vector<ReadResult>> answered = Exchange(reads, use.lease);
     if (!answered.ok()) {
       DropView();
@@ -474,7 +478,7 @@ absl::StatusOr<std::unique_ptr<Attention>> Attention::Open(Worker& worker, Seque
   CERTKV_RETURN_IF_ERROR(sequence.CheckLease());
   auto attention = std::make_unique<AttentionImpl>(worker, sequence, request);
   const PolicyLease lease = request.CurrentLease();
-  if (lease.lease_id != 0) {
+  if (lease.lease_id != 0 && !attention->TailIsFull()) {
     const absl::Status status = attention->OpenView(lease);
     if (!status.ok() && !ViewIsGone(status) && !IsLeaseExpired(status)) return status;
   }

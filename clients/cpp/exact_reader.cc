@@ -31,7 +31,7 @@ absl::Status CheckRead(const Worker& worker, const Sequence& sequence, const Rea
                                     sequence.token_count(), ")"));
   }
   if (read.queries == nullptr) return ReadInvalid("queries is null");
-  return absl::OkStatus();
+  return sequence.CheckWritten(read.layer, read.query_position);
 }
 
 // Generations of every block, in both tiers.

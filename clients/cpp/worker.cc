@@ -83,6 +83,9 @@ struct Worker::Impl {
   void WriteStaging(int32_t slot, int64_t first, int32_t count, int32_t row,
                     absl::Span<const LayerKv> layers);
 
+  // Copies one token of one layer into a row of a slot.
+  void WriteRow(int32_t slot, int32_t layer, int32_t row, const LayerKv& kv, int64_t token);
+
   const Options options;
   const CacheSpec spec;
   const SpecDigest digest;
@@ -133,21 +136,23 @@ absl::Status Worker::Impl::CheckInputs(absl::Span<const int32_t> token_ids,
 
 void Worker::Impl::WriteStaging(int32_t slot, int64_t first, int32_t count, int32_t row,
                                 absl::Span<const LayerKv> layers) {
+  for (int32_t layer = 0; layer < spec.layer_count(); ++layer) {
+    for (int32_t i = 0; i < count; ++i) WriteRow(slot, layer, row + i, layers[layer], first + i);
+  }
+}
+
+void Worker::Impl::WriteRow(int32_t slot, int32_t layer, int32_t row, const LayerKv& kv,
+                            int64_t token) {
   const int64_t d = spec.head_dim;
   const int64_t d_v = spec.value_dim;
-  const int64_t heads = spec.kv_head_count;
-  for (int32_t layer = 0; layer < spec.layer_count(); ++layer) {
-    for (int32_t head = 0; head < heads; ++head) {
-      auto* keys = reinterpret_cast<uint16_t*>(staging.data() +
-                                               staging_layout.key_offset(slot, layer, head));
-      auto* values = reinterpret_cast<uint16_t*>(staging.data() +
-                                                 staging_layout.value_offset(slot, layer, head));
-      for (int64_t i = 0; i < count; ++i) {
-        const int64_t from = (first + i) * heads + head;
-        std::memcpy(keys + (row + i) * d, layers[layer].keys + from * d, 2 * d);
-        std::memcpy(values + (row + i) * d_v, layers[layer].values + from * d_v, 2 * d_v);
-      }
-    }
+  for (int32_t head = 0; head < spec.kv_head_count; ++head) {
+    auto* keys =
+        reinterpret_cast<uint16_t*>(staging.data() + staging_layout.key_offset(slot, layer, head));
+    auto* values = reinterpret_cast<uint16_t*>(staging.data() +
+                                               staging_layout.value_offset(slot, layer, head));
+    const int64_t from = token * spec.kv_head_count + head;
+    std::memcpy(keys + row * d, kv.keys + from * d, 2 * d);
+    std::memcpy(values + row * d_v, kv.values + from * d_v, 2 * d_v);
   }
 }
 
@@ -272,28 +277,72 @@ absl::Status Worker::AppendToken(Sequence& sequence, absl::Span<const int32_t> t
                                         " token ids for a sequence of ", sequence.token_count_,
                                         "; pass the whole sequence with one new token"));
   }
+  CERTKV_RETURN_IF_ERROR(BeginToken(sequence));
+  for (size_t layer = 0; layer < layers.size(); ++layer) {
+    CERTKV_RETURN_IF_ERROR(WriteLayer(sequence, static_cast<int32_t>(layer), layers[layer]));
+  }
+  return FinishToken(sequence, token_ids, key_context);
+}
+
+absl::Status Worker::BeginToken(Sequence& sequence) {
+  if (sequence.open_layers_ != Sequence::kNoOpenToken) {
+    return SequenceInvalid(absl::StrCat("token ", sequence.token_count_ - 1, " has ",
+                                        sequence.open_layers_, " of ", impl_->spec.layer_count(),
+                                        " layers; finish it before the next begins"));
+  }
+  if (sequence.token_count_ >= kSequenceTokensMax) {
+    return SequenceInvalid(absl::StrCat("sequence has ", sequence.token_count_,
+                                        " tokens already, at most ", kSequenceTokensMax));
+  }
   if (sequence.tail_.staging_slot < 0) {
-    CERTKV_RETURN_IF_ERROR(PutTail(sequence, 0, 1, layers));
-  } else {
-    impl_->WriteStaging(sequence.tail_.staging_slot, 0, 1, sequence.tail_.token_count, layers);
-    ++sequence.tail_.token_count;
+    CERTKV_ASSIGN_OR_RETURN(std::vector<int32_t> slots,
+                            impl_->store->ReserveBlocks(impl_->session.session, 1));
+    sequence.tail_ = TailRef{impl_->session.staging_id, slots[0], 0};
   }
-  if (sequence.tail_.token_count == impl_->spec.block_tokens) {
-    const std::vector<BlockKey> keys =
-        ComputeBlockKeys(impl_->Salted(key_context), token_ids, impl_->spec.block_tokens);
-    const TailRef tail = std::exchange(sequence.tail_, TailRef{});
-    const absl::Status sealed =
-        AddSealed(sequence, keys, static_cast<int64_t>(keys.size()) - 1, {tail.staging_slot});
-    if (!sealed.ok()) {
-      // The slot went back to the store with all its rows: the tail's tokens are gone from it.
-      sequence.token_count_ -= tail.token_count - 1;
-      return WithContext(sealed,
-                         absl::StrCat("sealing the full tail; the sequence now ends at token ",
-                                      sequence.token_count_));
-    }
-  }
+  ++sequence.tail_.token_count;
   ++sequence.token_count_;
+  sequence.open_layers_ = 0;
   return absl::OkStatus();
+}
+
+absl::Status Worker::WriteLayer(Sequence& sequence, int32_t layer, const LayerKv& kv) {
+  if (sequence.open_layers_ != layer || layer >= impl_->spec.layer_count()) {
+    return SequenceInvalid(absl::StrCat("layer ", layer, " is written, next is ",
+                                        sequence.open_layers_, " of ", impl_->spec.layer_count(),
+                                        " (-1: no token has begun); write layers in order"));
+  }
+  impl_->WriteRow(sequence.tail_.staging_slot, layer, sequence.tail_.token_count - 1, kv, 0);
+  ++sequence.open_layers_;
+  return absl::OkStatus();
+}
+
+absl::Status Worker::FinishToken(Sequence& sequence, absl::Span<const int32_t> token_ids,
+                                 const BlockKeyContext& key_context) {
+  if (sequence.open_layers_ != impl_->spec.layer_count()) {
+    return SequenceInvalid(absl::StrCat("the token has ", sequence.open_layers_, " of ",
+                                        impl_->spec.layer_count(),
+                                        " layers (-1: none has begun); write the others first"));
+  }
+  if (static_cast<int64_t>(token_ids.size()) != sequence.token_count_) {
+    return SequenceInvalid(absl::StrCat("FinishToken got ", token_ids.size(),
+                                        " token ids for a sequence of ", sequence.token_count_,
+                                        "; pass the whole sequence with the new token"));
+  }
+  if (key_context.spec_digest != impl_->digest) {
+    return SequenceInvalid("key_context.spec_digest is not this cache's; use DefaultKeyContext");
+  }
+  sequence.open_layers_ = Sequence::kNoOpenToken;
+  if (sequence.tail_.token_count < impl_->spec.block_tokens) return absl::OkStatus();
+  const std::vector<BlockKey> keys =
+      ComputeBlockKeys(impl_->Salted(key_context), token_ids, impl_->spec.block_tokens);
+  const TailRef tail = std::exchange(sequence.tail_, TailRef{});
+  const absl::Status sealed =
+      AddSealed(sequence, keys, static_cast<int64_t>(keys.size()) - 1, {tail.staging_slot});
+  if (sealed.ok()) return sealed;
+  // The slot went back to the store with all its rows: the tail's tokens are gone from it.
+  sequence.token_count_ -= tail.token_count;
+  return WithContext(sealed, absl::StrCat("sealing the full tail; the sequence now ends at token ",
+                                          sequence.token_count_));
 }
 
 absl::Status Worker::PinSequence(const Sequence& sequence, bool pinned, int64_t ttl_ms) {
@@ -355,6 +404,16 @@ absl::Status Sequence::CheckLease() const {
     CERTKV_RETURN_IF_ERROR(worker_->impl_->keeper.Check(lease));
   }
   return absl::OkStatus();
+}
+
+absl::Status Sequence::CheckWritten(int32_t layer, int64_t position) const {
+  if (open_layers_ == kNoOpenToken || position < token_count_ - 1 || layer < open_layers_) {
+    return absl::OkStatus();
+  }
+  return MakeError(
+      absl::StatusCode::kInvalidArgument, "READ_INVALID",
+      absl::StrCat("layer ", layer, " of token ", position, " is not written yet, only ",
+                   open_layers_, " layers are; write it (WriteLayer) before it is read"));
 }
 
 BlockKeyContext DefaultKeyContext(const CacheSpec& spec) {

@@ -59,9 +59,13 @@ class Sequence {
   // Is the lease still held? Errors: FailedPrecondition [LEASE_LOST] with the reason of the failed
   // renewal.
   absl::Status CheckLease() const;
+  // Is the token at `position` there at `layer`? Errors: InvalidArgument [READ_INVALID], that token
+  // has begun (Worker::BeginToken) and its layer isn't written.
+  absl::Status CheckWritten(int32_t layer, int64_t position) const;
 
  private:
   friend class Worker;
+  static constexpr int32_t kNoOpenToken = -1;
   explicit Sequence(Worker* worker) : worker_(worker) {}
 
   Worker* worker_;
@@ -71,6 +75,8 @@ class Sequence {
   TailRef tail_;
   int64_t token_count_ = 0;
   int32_t shared_block_count_ = 0;
+  int32_t open_layers_ =
+      kNoOpenToken;  // layers of the last token that are written, while it's open
 };
 
 // Threads: calls are safe from several threads. All block on RPCs unless they say otherwise.
@@ -107,6 +113,19 @@ class Worker {
   //         last whole block (the error says so).
   absl::Status AppendToken(Sequence& sequence, absl::Span<const int32_t> token_ids,
                            absl::Span<const LayerKv> layers, const BlockKeyContext& key_context);
+
+  // AppendToken in steps, for engines that compute a token's layers one after the other, each from
+  // reads of the one before: BeginToken, then for each layer in order WriteLayer and its reads,
+  // then FinishToken. From BeginToken on the token is the sequence's last; reads of it at layers
+  // that are not written yet are refused (READ_INVALID). The read of a token that fills its block
+  // is exact, in this process, until FinishToken has sealed the block. Errors: InvalidArgument
+  // [SEQUENCE_INVALID], a step out of order; otherwise as AppendToken.
+  absl::Status BeginToken(Sequence& sequence);
+  // `kv` points at the token's row of that layer. Doesn't block.
+  absl::Status WriteLayer(Sequence& sequence, int32_t layer, const LayerKv& kv);
+  // `token_ids` is the whole sequence with the new token.
+  absl::Status FinishToken(Sequence& sequence, absl::Span<const int32_t> token_ids,
+                           const BlockKeyContext& key_context);
 
   // Keeps the sequence's whole blocks in memory for ttl_ms (0: until it is unpinned), also when
   // nobody leases them; or lets them go. Errors: ResourceExhausted [PIN_LIMIT]; NotFound
