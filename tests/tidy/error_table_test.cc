@@ -15,14 +15,16 @@
 namespace certkv::tidy {
 namespace {
 
-// Words of the same shape that are no reasons of errors: environment variables, a format, and what
-// gate writes into its events.
+// Words of the same shape that are no reasons of errors: environment variables, a format, names of
+// codes and of Python's constants, and what gate writes into its events.
 const std::set<std::string> kNotReasons = {
-    "BUDGET_EXHAUSTED",   "BUDGET_OVERRUN",   "CANARY_MISMATCH",   "CERTKV_CPU",
-    "CERTKV_RUNTIME_DIR", "FP8_E4M3",         "OUTSIDE_TOLERANCE", "HEAD_LIMIT",
-    "XDG_RUNTIME_DIR",    "GRPC_TRACE",       "NO_COLOR",          "SLICE_OVERSPENT",
-    "CERTKV_CA_FILE",     "CERTKV_CERT_FILE", "CERTKV_KEY_FILE",   "CERTKV_TENANT",
-    "CERTKV_TOKEN_FILE",
+    "BUDGET_EXHAUSTED",   "BUDGET_OVERRUN",    "CANARY_MISMATCH",   "CERTKV_CPU",
+    "CERTKV_RUNTIME_DIR", "FP8_E4M3",          "OUTSIDE_TOLERANCE", "HEAD_LIMIT",
+    "XDG_RUNTIME_DIR",    "GRPC_TRACE",        "NO_COLOR",          "SLICE_OVERSPENT",
+    "CERTKV_CA_FILE",     "CERTKV_CERT_FILE",  "CERTKV_KEY_FILE",   "CERTKV_TENANT",
+    "CERTKV_TOKEN_FILE",  "CERTKV_CERTKVD",    "CERTIFICATE_DTYPE", "INVALID_ARGUMENT",
+    "NOT_FOUND",          "DATA_LOSS",         "PERMISSION_DENIED", "FAILED_PRECONDITION",
+    "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED",
 };
 
 // Every match of `pattern`'s first group.
@@ -50,7 +52,7 @@ bool IsProductCode(const SourceFile& file) {
   const bool in_product = absl::StartsWith(file.path, "kernels/") ||
                           absl::StartsWith(file.path, "services/") ||
                           absl::StartsWith(file.path, "clients/");
-  return in_product && file.IsCpp() && !file.IsTest();
+  return in_product && (file.IsCpp() || absl::EndsWith(file.path, ".py")) && !file.IsTest();
 }
 
 TEST(ErrorTableTest, TableAndCodeNameTheSameReasons) {

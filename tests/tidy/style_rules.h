@@ -15,7 +15,8 @@ std::vector<Finding> CheckHeaderGuard(const SourceFile& file);
 // C++ and build files: no option or pragma that lets the compiler change floating point values.
 std::vector<Finding> CheckFloatingPoint(const SourceFile& file);
 
-// C++: no sleep outside tests, clients and the clock, no throw, no assert, no count called num_.
+// C++: no sleep outside tests, clients and the clock, no throw but one file's, no assert, no count
+// called num_.
 std::vector<Finding> CheckForbiddenWords(const SourceFile& file);
 
 // C++: no macro but header guards and the three of kernels/core (and their

@@ -1,0 +1,63 @@
+// Arrays of Python callers, borrowed for one call without a copy: what has the buffer protocol
+// (NumPy, array.array, memoryview) or DLPack (PyTorch, JAX and others, on the CPU).
+#ifndef CERTKV_CLIENTS_PYTHON_NATIVE_ARRAY_H_
+#define CERTKV_CLIENTS_PYTHON_NATIVE_ARRAY_H_
+
+#include <pybind11/pybind11.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "clients/python/native/dlpack.h"
+
+namespace certkv::python {
+
+enum class Dtype { kFloat16, kBfloat16, kFloat32, kUint16, kInt32 };
+const char* DtypeName(Dtype dtype);  // "float16", ...
+
+// Holds the caller's array while it lives, so that its memory stays. Made and destroyed with the
+// GIL; data() may be read without.
+//
+// Invariant: the array is C-contiguous, aligned for its dtype, and in this machine's memory and
+// byte order; anything else is refused when it is made.
+class Array {
+ public:
+  // `name` goes into errors: "keys of layer 3".
+  // Throws InvalidArgument [ARRAY_INVALID]: no array, of another device, dtype, byte order or
+  // layout. Nothing is converted or copied silently.
+  Array(pybind11::handle object, const std::string& name);
+  Array(Array&&) = default;
+
+  const void* data() const { return data_; }
+  Dtype dtype() const { return dtype_; }
+  const std::vector<int64_t>& shape() const { return shape_; }
+
+  // Throws InvalidArgument [ARRAY_INVALID] with the seen and the wanted shape; -1 is any length.
+  void CheckShape(const std::vector<int64_t>& wanted, const char* axes) const;
+  // Throws InvalidArgument [ARRAY_INVALID] with the dtypes that are taken.
+  void CheckDtype(const std::vector<Dtype>& wanted) const;
+
+ private:
+  void BorrowBuffer(pybind11::handle object);
+  void BorrowDlpack(pybind11::handle object);
+  void CheckLayout(const std::vector<int64_t>& strides_bytes, int64_t item_bytes) const;
+  [[noreturn]] void Refuse(const std::string& what) const;
+
+  std::string name_;
+  const void* data_ = nullptr;
+  Dtype dtype_ = Dtype::kFloat32;
+  std::vector<int64_t> shape_;
+  // One of them holds the memory.
+  std::unique_ptr<Py_buffer, void (*)(Py_buffer*)> buffer_;
+  std::unique_ptr<DlManagedTensor, void (*)(DlManagedTensor*)> managed_;
+};
+
+// The token ids of a call: a sequence of Python integers, or an int32 array.
+// Throws InvalidArgument [ARRAY_INVALID | SEQUENCE_INVALID].
+std::vector<int32_t> TokenIds(pybind11::handle object);
+
+}  // namespace certkv::python
+
+#endif  // CERTKV_CLIENTS_PYTHON_NATIVE_ARRAY_H_
