@@ -1,7 +1,8 @@
 # Libraries CertKV is built on (Debian 12's packages; `./dev` installs them).
 # After this file: absl::*, gRPC::grpc++, gRPC::grpc++_reflection, protobuf::libprotobuf,
 # Boost::headers, CLI11::CLI11, yaml-cpp, nlohmann_json::nlohmann_json, OpenSSL::Crypto, OpenSSL::SSL,
-# RocksDB::rocksdb, prometheus::core, xxhash::xxhash, Threads::Threads, GTest::gmock_main, benchmark::benchmark.
+# RocksDB::rocksdb, hiredis::hiredis, prometheus::core, xxhash::xxhash, Threads::Threads,
+# GTest::gmock_main, benchmark::benchmark.
 
 set(THREADS_PREFER_PTHREAD_FLAG ON)
 find_package(Threads REQUIRED)
@@ -21,6 +22,14 @@ add_library(xxhash::xxhash ALIAS PkgConfig::XXHASH)
 
 pkg_check_modules(ROCKSDB REQUIRED IMPORTED_TARGET rocksdb>=7.8)
 add_library(RocksDB::rocksdb ALIAS PkgConfig::ROCKSDB)
+
+# Not by pkg-config, whose flags (_FILE_OFFSET_BITS) would keep precompiled headers from being used.
+find_path(CERTKV_HIREDIS_INCLUDE hiredis/hiredis.h REQUIRED)
+find_library(CERTKV_HIREDIS_LIBRARY hiredis REQUIRED)
+mark_as_advanced(CERTKV_HIREDIS_INCLUDE CERTKV_HIREDIS_LIBRARY)
+add_library(hiredis::hiredis INTERFACE IMPORTED)
+target_include_directories(hiredis::hiredis INTERFACE "${CERTKV_HIREDIS_INCLUDE}")
+target_link_libraries(hiredis::hiredis INTERFACE "${CERTKV_HIREDIS_LIBRARY}")
 
 # Only its data model and text format: no HTTP server, no push.
 pkg_check_modules(PROMETHEUS_CPP REQUIRED IMPORTED_TARGET prometheus-cpp-core>=1.0)

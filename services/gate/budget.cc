@@ -1,7 +1,6 @@
 #include "services/gate/budget.h"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <utility>
 
@@ -20,13 +19,6 @@ static_assert(kBudgetMax * kUnitsPerOne < 0x1p61, "a budget fits, with room for 
 double CheckedLimit(double limit) {
   CERTKV_CHECK(limit >= 0 && limit <= kBudgetMax, "a budget is in [0, kBudgetMax]");
   return limit;
-}
-
-// The largest number of units <= `units` that a double holds exactly: a lease carries a double, and
-// its holder must not read more from it than was counted here.
-int64_t RepresentableUnits(int64_t units) {
-  const int excess = static_cast<int>(std::bit_width(static_cast<uint64_t>(units))) - 53;
-  return excess > 0 ? (units >> excess) << excess : units;
 }
 
 }  // namespace

@@ -45,10 +45,29 @@ enum class SliceSchedule : uint8_t {
 struct Slice {
   int64_t units = 0;
   int64_t tenant_window = 0;
+  int64_t lease_id = 0;  // that it was given for, by a shared ledger; 0: any
   double amount() const { return ToAmount(units); }  // exact
 };
 
-class Budget {
+// What a request spends from: Budget, in this process, or the mirror of a shared ledger
+// (ledger_budget.h).
+class RequestBudget {
+ public:
+  virtual ~RequestBudget() = default;
+  // As in Budget.
+  virtual Slice GiveSlice() = 0;
+  virtual bool HasSlice() const = 0;
+  virtual bool ReturnSlice(const Slice& slice, int64_t spent_units) = 0;
+  virtual bool Decide(double amount) = 0;
+  virtual void ReportCertified(double amount) = 0;
+  virtual void ReportExact(double amount) = 0;
+  virtual double limit() const = 0;
+  virtual double committed() const = 0;
+  virtual double left() const = 0;
+  virtual bool overrun() const = 0;
+};
+
+class Budget final : public RequestBudget {
  public:
   // `limit` in [0, kBudgetMax], `slice_share` in (0, 1]. `tenant` may be null.
   Budget(double limit, double slice_share, SliceSchedule schedule = SliceSchedule::kShare,
@@ -56,25 +75,25 @@ class Budget {
 
   // Gives a slice away, or what is left when that is less; 0 when what is left is too little to be
   // of use (under 1/64 of a slice), here or at the tenant.
-  Slice GiveSlice();
+  Slice GiveSlice() override;
   // Would GiveSlice give something?
-  bool HasSlice() const;
+  bool HasSlice() const override;
   // The holder of `slice`, which was given here and not returned before, spent `spent_units` of it
   // and will spend no more. False, and nothing changes, when that is more than the slice.
-  bool ReturnSlice(const Slice& slice, int64_t spent_units);
+  bool ReturnSlice(const Slice& slice, int64_t spent_units) override;
 
   // Commits a read that gate itself accepts. False, and nothing changes, when it does not fit. A
   // NaN never fits.
-  bool Decide(double amount);
+  bool Decide(double amount) override;
   // Takes in reads that have happened. What is not in [0, 1] counts as 1.
-  void ReportCertified(double amount);
-  void ReportExact(double amount);
+  void ReportCertified(double amount) override;
+  void ReportExact(double amount) override;
 
-  double limit() const;      // rounded down
-  double committed() const;  // exact below 2^13, else rounded to nearest
-  double left() const;       // limit - committed, at least 0
+  double limit() const override;      // rounded down
+  double committed() const override;  // exact below 2^13, else rounded to nearest
+  double left() const override;       // limit - committed, at least 0
   // More was reported as certified than all slices together allow: somebody broke the contract.
-  bool overrun() const { return certified_units_ > slices_units_; }
+  bool overrun() const override { return certified_units_ > slices_units_; }
 
  private:
   int64_t committed_units() const;

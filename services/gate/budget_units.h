@@ -4,6 +4,7 @@
 #ifndef CERTKV_SERVICES_GATE_BUDGET_UNITS_H_
 #define CERTKV_SERVICES_GATE_BUDGET_UNITS_H_
 
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -25,6 +26,13 @@ inline int64_t SpentUnits(double amount) {
 // Units of a limit in [0, 2^22], rounded down.
 inline int64_t LimitUnits(double limit) {
   return static_cast<int64_t>(std::floor(limit * kUnitsPerOne));
+}
+
+// The largest number of units <= `units` that a double holds exactly: a lease carries a double, and
+// its holder must not read more from it than was counted here.
+inline int64_t RepresentableUnits(int64_t units) {
+  const int excess = static_cast<int>(std::bit_width(static_cast<uint64_t>(units))) - 53;
+  return excess > 0 ? (units >> excess) << excess : units;
 }
 
 inline double ToAmount(int64_t units) { return static_cast<double>(units) / kUnitsPerOne; }

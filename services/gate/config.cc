@@ -2,6 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/core/status.h"
+#include "services/gate/ledger_address.h"
 
 namespace certkv {
 namespace {
@@ -128,6 +129,23 @@ gate::PolicyOverride FromText(const PolicyOverrideText& text) {
 static_assert(static_cast<int>(PolicyOverrideText::Mode::kExact) ==
               static_cast<int>(ReadMode::kExact));
 
+void AddLedgerFields(GateConfig* config, ConfigSection* section) {
+  section->AddString("ledger_redis", &config->ledger_redis, 128,
+                     "unix:PATH or IP:PORT of a Redis server in which several replicas of gate "
+                     "share budgets and what was reported; empty keeps both in this process");
+  section->AddString("ledger_password_file", &config->ledger_password_file, 4096,
+                     "file with that server's password, 32 to 256 characters; empty means none");
+  section->AddDuration("ledger_timeout", &config->ledger_timeout_ms, {.min = 5, .max = 1000},
+                       "how long a call may wait for the shared ledger; then it is refused, or "
+                       "the read is exact");
+  section->AddInteger("ledger_threads", &config->ledger_threads, {.min = 1, .max = 64}, "threads",
+                      "calls that wait for the shared ledger at a time, each with a connection");
+  section->AddCheck([config] {
+    if (config->ledger_redis.empty()) return absl::OkStatus();
+    return gate::CheckRedisAddress(config->ledger_redis);
+  });
+}
+
 }  // namespace
 
 ConfigList GateOverridesList(GateConfig* config) {
@@ -182,6 +200,7 @@ ConfigSection GateConfigSection(GateConfig* config) {
       "means kvstore.sock in the runtime directory, or in certkvd its own socket");
   section.AddInteger("watcher_limit", &config->watcher_limit, {.min = 1, .max = 65536}, "streams",
                      "WatchRequestRisk streams at a time");
+  AddLedgerFields(config, &section);
   section.AddCheck([config] {
     config->policy.overrides.clear();
     for (const PolicyOverrideText& text : config->override_texts) {

@@ -41,6 +41,10 @@ struct GateConfig {
   int64_t retention_ms = 10 * 60 * 1000;     // how long a closed request stays readable
   std::string store_socket;                  // of the dashboard's capacity page
   int32_t watcher_limit = 256;               // WatchRequestRisk streams
+  std::string ledger_redis;                  // "" = the ledger is in this process
+  std::string ledger_password_file;          //
+  int64_t ledger_timeout_ms = 40;            // of a call, with the wait for a thread
+  int32_t ledger_threads = 4;                // calls that wait for Redis at a time
 };
 
 // `config` must live as long as the section is used.

@@ -39,6 +39,7 @@ struct GateCounters {
   std::atomic<int64_t> requests_closed{0};   // by their client
   std::atomic<int64_t> requests_idle{0};     // closed for being idle
   std::atomic<int64_t> requests_refused{0};  // too many, of an unknown tenant, or terms not allowed
+  std::atomic<int64_t> ledger_failures{0};   // steps in a shared ledger that were not answered
   LatencyHistogram batch_seconds;            // counting a batch
 
   // Adds a batch's certificates.

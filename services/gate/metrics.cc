@@ -33,6 +33,8 @@ constexpr MetricInfo kInfos[] = {
      "Answers to batches by what they command"},
     {"certkv_gate_decisions_total", MetricKind::kCounter, "result",
      "Answers of Decide, accepted or refused"},
+    {"certkv_gate_ledger_failures_total", MetricKind::kCounter, "",
+     "Steps in the shared ledger that were not answered in time: what needed them was refused"},
     {"certkv_gate_policy_version_info", MetricKind::kGauge, "",
      "Version of the policy in force; it rises with every change"},
     {"certkv_gate_tenant_committed_tv", MetricKind::kGauge, "tenant",
@@ -89,6 +91,7 @@ void CollectCalls(const GateCounters& counters, MetricSink* sink) {
             {{"result", "accepted"}});
   sink->Add("certkv_gate_decisions_total", Load(counters.decisions_refused),
             {{"result", "refused"}});
+  sink->Add("certkv_gate_ledger_failures_total", Load(counters.ledger_failures));
   const std::pair<const char*, const std::atomic<int64_t>*> events[] = {
       {"opened", &counters.requests_opened},
       {"closed", &counters.requests_closed},

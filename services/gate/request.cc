@@ -6,7 +6,6 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/bounds/risk_budget.h"
-#include "kernels/core/limits.h"
 #include "kernels/core/status.h"
 #include "services/common/random_id.h"
 
@@ -67,10 +66,17 @@ Request::Request(std::string name, std::string label, RequestTerms terms,
       update_time_ms_(now_ms) {
   if (risk_mode_ == RiskMode::kThreshold) return;
   const bool is_union = risk_mode_ == RiskMode::kUnion;
+  const SliceSchedule schedule = is_union ? SliceSchedule::kUnion : SliceSchedule::kShare;
+  const double limit = BudgetLimit(Resolve(whole_policy));
+  if (limits_.shared) {
+    auto budget = std::make_unique<LedgerBudget>(limit, slice_share_, schedule);
+    ledger_budget_ = budget.get();
+    budget_ = std::move(budget);
+    return;
+  }
   // A tenant's budget is one of worst_case_tv, which kUnion does not spend.
-  budget_.emplace(BudgetLimit(Resolve(whole_policy)), slice_share_,
-                  is_union ? SliceSchedule::kUnion : SliceSchedule::kShare,
-                  is_union ? nullptr : std::move(tenant));
+  budget_ = std::make_unique<Budget>(limit, slice_share_, schedule,
+                                     is_union ? nullptr : std::move(tenant));
 }
 
 void Request::Touch(int64_t now_ms) {
@@ -130,6 +136,8 @@ void Request::RenewTerms(const Policy& policy, ReadMode mode, int64_t now_ms, Po
   lease->expire_time_ms = now_ms + policy.lease_duration_ms;
   lease->canary_share = static_cast<float>(policy.canary_share);
   lease->policy_version = policy.version;
+  // Leases of other replicas count, too: by the time, so that the latest is the largest.
+  if (limits_.shared) sequence_ = std::max(sequence_, now_ms * 1000);
   lease->sequence = ++sequence_;
   RememberLeased(*lease, now_ms);
 }
@@ -137,13 +145,13 @@ void Request::RenewTerms(const Policy& policy, ReadMode mode, int64_t now_ms, Po
 PolicyLease Request::NewLease(const Policy& policy, int64_t now_ms, Slice* slice) {
   PolicyLease lease;
   lease.request = name_;
-  lease.lease_id = RandomId();
   lease.risk_mode = risk_mode_;
   // Only reads that may be certified need a slice.
-  if (budget_.has_value() && ModeNow(policy) == ReadMode::kEnforce) {
+  if (budget_ != nullptr && ModeNow(policy) == ReadMode::kEnforce) {
     *slice = budget_->GiveSlice();
     lease.budget_slice = slice->amount();
   }
+  lease.lease_id = slice->lease_id != 0 ? slice->lease_id : RandomId();
   RenewTerms(policy, ModeNow(policy), now_ms, &lease);
   return lease;
 }
@@ -266,7 +274,7 @@ void Request::Count(const ReadCertificate& certificate, const Policy& policy, in
     }
   }
   CountRepair(certificate, policy, now_ms);
-  if (!budget_.has_value()) return;
+  if (budget_ == nullptr) return;
   if (IsExactByArithmetic(certificate)) {
     budget_->ReportExact(AmountOf(certificate));
     if (SpendsTv(risk_mode_) && reporter->lease.has_value()) {
@@ -300,7 +308,7 @@ void Request::CountCanaries(absl::Span<const CanaryResult> canaries, int64_t now
 }
 
 void Request::CheckOverrun(const Policy& policy, int64_t now_ms) {
-  if (!budget_.has_value() || !budget_->overrun() || !forced_reason_.empty() ||
+  if (budget_ == nullptr || !budget_->overrun() || !forced_reason_.empty() ||
       EffectiveReadMode(policy, terms_) != ReadMode::kEnforce) {
     return;
   }
@@ -319,7 +327,7 @@ bool Request::NeedsSlice(const Reporter& reporter) const {
 void Request::UpdateReporterLease(const Policy& policy, int64_t now_ms, Reporter* reporter) {
   std::optional<PolicyLease>& lease = reporter->lease;
   ReadMode mode = ModeNow(policy);
-  const bool spends = budget_.has_value() && mode == ReadMode::kEnforce;
+  const bool spends = budget_ != nullptr && mode == ReadMode::kEnforce;
   const bool is_live = lease.has_value() && now_ms < lease->expire_time_ms;
   if (!is_live || (spends && NeedsSlice(*reporter) && budget_->HasSlice())) {
     Slice slice;
@@ -345,88 +353,6 @@ void Request::UpdateReporterLease(const Policy& policy, int64_t now_ms, Reporter
   if (terms_changed || is_old) RenewTerms(policy, mode, now_ms, &*lease);
 }
 
-void Request::FillDirective(const Policy& policy, const std::optional<PolicyLease>& before,
-                            const PolicyLease& lease, ReportAnswer* answer) const {
-  answer->lease = lease;
-  if (!forced_reason_.empty()) {
-    answer->action = DirectiveAction::kForceExact;
-    answer->explanation = forced_reason_;
-  } else if (lease.read_mode != ModeNow(policy)) {
-    answer->action = DirectiveAction::kForceExact;
-    answer->explanation = absl::StrCat("the budget of ", budget_->limit(), " is used up (",
-                                       budget_->committed(), " given away), or the tenant's is");
-  } else if (before.has_value() && !IsAsTightAs(before->tolerances, lease.tolerances)) {
-    answer->action = DirectiveAction::kTighten;
-    answer->explanation =
-        absl::StrCat("policy version ", lease.policy_version, " asks for tighter tolerances");
-  }
-}
-
-absl::Status Request::CheckBatch(const ReportBatch& batch) const {
-  if (batch.reporter_id <= 0 || batch.batch_number <= 0 || batch.failed_read_count < 0 ||
-      batch.certificates.size() > kCertificatesPerReportMax) {
-    return MakeError(absl::StatusCode::kInvalidArgument, "REPORT_INVALID",
-                     absl::StrCat("report of ", name_, " has reporter_id ", batch.reporter_id,
-                                  ", batch_number ", batch.batch_number, ", failed_read_count ",
-                                  batch.failed_read_count, " and ", batch.certificates.size(),
-                                  " certificates; ids and numbers must be > 0, the count >= 0 and "
-                                  "certificates at most ",
-                                  kCertificatesPerReportMax));
-  }
-  const auto found = reporters_.find(batch.reporter_id);
-  const int64_t last_batch = found == reporters_.end() ? 0 : found->second.last_batch;
-  if (batch.batch_number > last_batch + 1) {
-    return MakeError(
-        absl::StatusCode::kFailedPrecondition, "BATCH_GAP",
-        absl::StrCat(name_, ": reporter ", batch.reporter_id, " sent batch ", batch.batch_number,
-                     ", expected ", last_batch + 1, "; send the missing batches first"));
-  }
-  if (found == reporters_.end() &&
-      static_cast<int64_t>(reporters_.size()) >= limits_.reporters_max) {
-    return MakeError(absl::StatusCode::kResourceExhausted, "REPORTER_LIMIT",
-                     absl::StrCat(name_, " has ", reporters_.size(), " reporters, at most ",
-                                  limits_.reporters_max,
-                                  "; report through fewer, or raise reporters_per_request_max"));
-  }
-  return absl::OkStatus();
-}
-
-absl::StatusOr<ReportAnswer> Request::Report(const ReportBatch& batch, const Policy& whole_policy,
-                                             int64_t now_ms) {
-  const Policy& policy = Resolve(whole_policy);
-  CERTKV_RETURN_IF_ERROR(CheckBatch(batch));
-  Reporter& reporter = reporters_[batch.reporter_id];
-  AdoptLease(batch.lease_id, &reporter);
-  ReportAnswer answer;
-  answer.counted = batch.batch_number == reporter.last_batch + 1;
-  if (answer.counted) {
-    reporter.last_batch = batch.batch_number;
-    for (const ReadCertificate& certificate : batch.certificates) {
-      Count(certificate, policy, now_ms, &reporter, &answer);
-    }
-    account_.RecordFailed(batch.failed_read_count);
-    CountCanaries(batch.canaries, now_ms, &answer);
-    TakeBack(batch.returned, now_ms, &reporter);
-    CheckOverrun(policy, now_ms);
-  }
-  if (closed_) {
-    if (answer.counted) ++change_count_;
-    answer.action = DirectiveAction::kRelease;
-    answer.explanation = absl::StrCat(name_, " is closed");
-    return answer;
-  }
-  if (batch.is_last) {
-    reporter.lease.reset();
-    Touch(now_ms);
-    return answer;
-  }
-  const std::optional<PolicyLease> before = reporter.lease;
-  UpdateReporterLease(policy, now_ms, &reporter);
-  FillDirective(policy, before, *reporter.lease, &answer);
-  Touch(now_ms);
-  return answer;
-}
-
 void Request::Close(int64_t now_ms, absl::string_view event_kind, absl::string_view message) {
   if (closed_) return;
   closed_ = true;
@@ -448,9 +374,9 @@ RequestRisk Request::Risk(const Policy& whole_policy, bool all_heads, int64_t no
   risk.events.assign(account_.events().begin(), account_.events().end());
   risk.risk_mode = risk_mode_;
   risk.tolerances = EffectiveTolerances(policy, terms_);
-  risk.budget = budget_.has_value() ? budget_->limit() : 0;
-  risk.budget_committed = budget_.has_value() ? budget_->committed() : 0;
-  risk.budget_left = budget_.has_value() ? budget_->left() : 0;
+  risk.budget = budget_ != nullptr ? budget_->limit() : 0;
+  risk.budget_committed = budget_ != nullptr ? budget_->committed() : 0;
+  risk.budget_left = budget_ != nullptr ? budget_->left() : 0;
   if (risk_mode_ == RiskMode::kAnytime) {
     risk.loss_bound =
         AnytimeLossBound(account_.totals().sums.tv_sum, loss_limit_, failure_probability_);
@@ -470,7 +396,7 @@ Standing Request::standing() const {
   return {.score = account_.score(),
           .tv_sum = totals.sums.tv_sum,
           .repair_bytes = static_cast<double>(totals.repair_bytes),
-          .budget_share = budget_.has_value() && budget_->limit() > 0
+          .budget_share = budget_ != nullptr && budget_->limit() > 0
                               ? budget_->committed() / budget_->limit()
                               : 0,
           .update_time_ms = static_cast<double>(update_time_ms_),

@@ -34,6 +34,8 @@
 #include "kernels/core/policy.h"
 #include "services/gate/budget.h"
 #include "services/gate/escalator.h"
+#include "services/gate/ledger.h"
+#include "services/gate/ledger_budget.h"
 #include "services/gate/policy.h"
 #include "services/gate/risk_account.h"
 #include "services/gate/risk_index.h"
@@ -77,6 +79,7 @@ struct ReportBatch {
   absl::Span<const ReturnedSlice> returned = {};  // no two of one lease
   bool is_last = false;  // the reporter serves no more: it is answered without a lease
   absl::Span<const CanaryResult> canaries = {};
+  std::optional<bool> ledger_counted = {};  // what a shared ledger says: this batch is new
 };
 
 enum class DirectiveAction : uint8_t { kContinue = 1, kTighten = 2, kForceExact = 3, kRelease = 4 };
@@ -132,6 +135,7 @@ class Request {
   struct Limits {
     int32_t heads_max = 16384;
     int32_t reporters_max = 64;
+    bool shared = false;  // its account is in a shared ledger
   };
   // `tenant` may be null.
   Request(std::string name, std::string label, RequestTerms terms, const Policy& policy,
@@ -147,6 +151,30 @@ class Request {
   // ResourceExhausted [REPORTER_LIMIT]. Nothing was counted then.
   absl::StatusOr<ReportAnswer> Report(const ReportBatch& batch, const Policy& policy,
                                       int64_t now_ms);
+  // The two parts of Report: what the batch says is counted, then the reporter gets its lease. With
+  // a shared ledger a slice for it is put between them.
+  absl::StatusOr<ReportAnswer> CountReport(const ReportBatch& batch, const Policy& policy,
+                                           int64_t now_ms);
+  void AnswerReport(const ReportBatch& batch, const Policy& policy, int64_t now_ms,
+                    ReportAnswer* answer);
+  // Errors of Report, but for a missing batch when a shared ledger has counted it.
+  absl::Status CheckBatch(const ReportBatch& batch) const;
+
+  // With a shared ledger only (request_ledger.cc).
+  // What another replica may have leased is taken to be what this one leases now.
+  void Adopt(const Policy& policy, int64_t now_ms);
+  LedgerBatch BatchForLedger(const ReportBatch& batch, const Policy& policy) const;
+  void SetLedgerState(const LedgerState& state, int64_t now_ms);
+  // What to ask for before the reporter (0: an opener) is answered.
+  std::optional<LedgerGrantAsk> WantedSlice(int64_t reporter_id, const Policy& policy,
+                                            int64_t now_ms) const;
+  void PutSlice(int64_t lease_id, int64_t units);
+  // Decide would accept the read if its amount, in units, were put; 0: it would not, or does.
+  int64_t WantedByDecide(const ReadCertificate& certificate, const Policy& policy,
+                         int64_t now_ms) const;
+  void PutDecided(int64_t units);
+  // What a read takes from the budget; 0 without one.
+  int64_t UnitsOf(const ReadCertificate& certificate) const;
 
   // Is this read accepted? If so it is counted (and must not be reported as well).
   // Errors: FailedPrecondition [REQUEST_CLOSED].
@@ -165,6 +193,7 @@ class Request {
   bool MatchesTexts(const RiskFilter& filter) const;
   const std::string& name() const { return name_; }
   const RequestTerms& terms() const { return terms_; }
+  RiskMode risk_mode() const { return risk_mode_; }
   const std::deque<RiskEvent>& events() const { return account_.events(); }
   bool closed() const { return closed_; }
   int64_t last_use_ms() const { return last_use_ms_; }
@@ -214,13 +243,14 @@ class Request {
   void UpdateReporterLease(const Policy& policy, int64_t now_ms, Reporter* reporter);
   // Why the read was not allowed; "" when some lease allowed it.
   std::string WhyOutside(const ReadCertificate& certificate) const;
-  absl::Status CheckBatch(const ReportBatch& batch) const;
   void Count(const ReadCertificate& certificate, const Policy& policy, int64_t now_ms,
              Reporter* reporter, ReportAnswer* answer);
   void CountCanaries(absl::Span<const CanaryResult> canaries, int64_t now_ms, ReportAnswer* answer);
   void CheckOverrun(const Policy& policy, int64_t now_ms);
   // Is the slice of the reporter's lease used, as far as reports tell?
   bool NeedsSlice(const Reporter& reporter) const;
+  HeadTerms TermsForDecide(const Policy& policy, const ReadCertificate& certificate,
+                           int64_t now_ms) const;
   // Does the budget allow the read? In words why not.
   std::string WhyNotAccepted(const ReadCertificate& certificate, const Tolerances& tolerances,
                              Rung* next_rung);
@@ -239,7 +269,8 @@ class Request {
   const Limits limits_;
   const int64_t open_time_ms_;
   Escalator escalator_;
-  std::optional<Budget> budget_;  // all modes but kThreshold
+  std::unique_ptr<RequestBudget> budget_;  // all modes but kThreshold
+  LedgerBudget* ledger_budget_ = nullptr;  // the same, with a shared ledger
   RiskAccount account_;
   std::deque<OpenerLease> opener_leases_;  // the latest kOpenerLeasesMax
   int64_t sequence_ = 0;

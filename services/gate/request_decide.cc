@@ -19,6 +19,15 @@ Rung ExactRung(const ReadCertificate& certificate) {
 
 }  // namespace
 
+HeadTerms Request::TermsForDecide(const Policy& policy, const ReadCertificate& certificate,
+                                  int64_t now_ms) const {
+  PolicyLease lease;
+  lease.read_mode = ModeNow(policy);
+  lease.tolerances = EffectiveTolerances(policy, terms_);
+  lease.head_rules = RulesNow(policy, lease.read_mode, now_ms);
+  return TermsOf(lease, certificate.layer, certificate.query_head);
+}
+
 std::string Request::WhyNotAccepted(const ReadCertificate& certificate,
                                     const Tolerances& tolerances, Rung* next_rung) {
   if (certificate.failure_probability > 0 && risk_mode_ != RiskMode::kUnion) {
@@ -37,7 +46,7 @@ std::string Request::WhyNotAccepted(const ReadCertificate& certificate,
                         certificate.value_radius, ", output_error_bound ",
                         certificate.output_error_bound, " exceed the tolerances");
   }
-  if (budget_.has_value() && !budget_->Decide(AmountOf(certificate))) {
+  if (budget_ != nullptr && !budget_->Decide(AmountOf(certificate))) {
     *next_rung = ExactRung(certificate);
     return absl::StrCat(AmountOf(certificate), " does not fit what is left of the budget, ",
                         budget_->left(), ", or of the tenant's");
@@ -49,18 +58,14 @@ absl::StatusOr<Decision> Request::Decide(const ReadCertificate& certificate,
                                          const Policy& whole_policy, int64_t now_ms) {
   if (closed_) return ClosedError(name_);
   const Policy& policy = Resolve(whole_policy);
-  PolicyLease lease;
-  lease.read_mode = ModeNow(policy);
-  lease.tolerances = EffectiveTolerances(policy, terms_);
-  lease.head_rules = RulesNow(policy, lease.read_mode, now_ms);
-  const HeadTerms terms = TermsOf(lease, certificate.layer, certificate.query_head);
+  const HeadTerms terms = TermsForDecide(policy, certificate, now_ms);
   const Tolerances& tolerances = terms.tolerances;
-  const ReadMode mode = terms.exact ? ReadMode::kExact : lease.read_mode;
+  const ReadMode mode = terms.exact ? ReadMode::kExact : ModeNow(policy);
   Decision decision;
   ReadCertificate accepted = certificate;
   last_use_ms_ = std::max(last_use_ms_, now_ms);
   if (IsExactByArithmetic(certificate)) {
-    if (budget_.has_value()) budget_->ReportExact(AmountOf(certificate));
+    if (budget_ != nullptr) budget_->ReportExact(AmountOf(certificate));
     decision.accepted = true;
     decision.explanation = "exact";
   } else if (mode == ReadMode::kExact) {
@@ -71,7 +76,7 @@ absl::StatusOr<Decision> Request::Decide(const ReadCertificate& certificate,
     const bool meets = MeetsTolerances(certificate, tolerances);
     accepted.outcome = meets ? Outcome::kCertified : Outcome::kObserved;
     decision.explanation = meets ? "within tolerance" : "outside tolerance, observed only";
-    if (budget_.has_value()) budget_->ReportCertified(AmountOf(certificate));
+    if (budget_ != nullptr) budget_->ReportCertified(AmountOf(certificate));
   } else {
     decision.explanation = WhyNotAccepted(certificate, tolerances, &decision.next_rung);
     decision.accepted = decision.explanation.empty();

@@ -81,9 +81,10 @@ std::vector<RiskRank> FirstRanks(const RiskIndex& index, const RiskQuery& query,
 
 }  // namespace
 
-RequestRegistry::RequestRegistry(const GateConfig& config, const Clock* clock)
+RequestRegistry::RequestRegistry(const GateConfig& config, const Clock* clock, Ledger* ledger)
     : config_(config),
       clock_(clock),
+      ledger_(ledger),
       policy_(std::make_shared<const Policy>(config.policy)),
       tenant_window_start_ms_(clock->NowMs()) {
   policy_changes_.push_back({.time_ms = clock->NowMs(),
@@ -113,6 +114,12 @@ absl::StatusOr<std::shared_ptr<RequestRegistry::Entry>> RequestRegistry::Find(
   const auto found = entries_.find(request);
   if (found == entries_.end()) return NotFound(request);
   return found->second;
+}
+
+void RequestRegistry::Retire(const std::string& name, Entry* entry, int64_t now_ms) {
+  if (entry->retired) return;
+  entry->retired = true;
+  retired_.push_back({name, now_ms});
 }
 
 void RequestRegistry::Forget(const std::string& name) {
@@ -159,9 +166,8 @@ void RequestRegistry::RollTenantWindow(int64_t now_ms) {
   for (const auto& named : tenants_) named.second->BeginWindow();
 }
 
-absl::StatusOr<PolicyLease> RequestRegistry::OpenRequest(absl::string_view request_id,
-                                                         absl::string_view label,
-                                                         const RequestTerms& terms) {
+absl::Status RequestRegistry::CheckOpening(absl::string_view request_id, absl::string_view label,
+                                           const RequestTerms& terms) {
   if (!IsRequestId(request_id)) {
     return Invalid("REQUEST_ID_INVALID",
                    absl::StrCat("request_id has ", request_id.size(), " bytes, must be 1 to ",
@@ -181,9 +187,21 @@ absl::StatusOr<PolicyLease> RequestRegistry::OpenRequest(absl::string_view reque
                    absl::StrCat("model has ", terms.model.size(), " bytes, must be at most ",
                                 kModelBytesMax, " of [a-zA-Z0-9._/-]"));
   }
-  absl::MutexLock lock(&mutex_);
-  absl::StatusOr<PolicyLease> lease =
-      OpenLocked(absl::StrCat(kRequestNamePrefix, request_id), label, terms);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<PolicyLease> RequestRegistry::OpenRequest(absl::string_view request_id,
+                                                         absl::string_view label,
+                                                         const RequestTerms& terms) {
+  CERTKV_RETURN_IF_ERROR(CheckOpening(request_id, label, terms));
+  const std::string name = absl::StrCat(kRequestNamePrefix, request_id);
+  absl::StatusOr<PolicyLease> lease;
+  if (ledger_ != nullptr) {
+    lease = OpenInLedger(name, label, terms);
+  } else {
+    absl::MutexLock lock(&mutex_);
+    lease = OpenLocked(name, label, terms);
+  }
   if (!lease.ok()) counters_.requests_refused.fetch_add(1, std::memory_order_relaxed);
   return lease;
 }
@@ -229,7 +247,8 @@ absl::Status RequestRegistry::CheckTenant(
 
 absl::StatusOr<ReportAnswer> RequestRegistry::Report(absl::string_view request,
                                                      const ReportBatch& batch) {
-  absl::StatusOr<std::shared_ptr<Entry>> entry = Find(request);
+  absl::StatusOr<std::shared_ptr<Entry>> entry =
+      ledger_ != nullptr ? FindOrAdopt(std::string(request)) : Find(request);
   if (absl::IsNotFound(entry.status())) {
     ReportAnswer answer = ReleaseAnswer(entry.status().message());
     CountAnswer(batch, answer, &counters_);
@@ -239,9 +258,12 @@ absl::StatusOr<ReportAnswer> RequestRegistry::Report(absl::string_view request,
   const std::shared_ptr<const Policy> policy = SharedPolicy();
   absl::StatusOr<ReportAnswer> answer;
   const RequestTerms* terms = nullptr;
+  if (ledger_ != nullptr) answer = ReportToLedger(entry->get(), batch, *policy);
   {
     absl::MutexLock lock(&(*entry)->mutex);
-    answer = (*entry)->request.Report(batch, *policy, clock_->NowMs());
+    if (ledger_ == nullptr) {
+      answer = (*entry)->request.Report(batch, *policy, clock_->NowMs());
+    }
     (*entry)->UpdateCell();
     terms = &(*entry)->request.terms();
   }
@@ -257,7 +279,9 @@ absl::StatusOr<Decision> RequestRegistry::Decide(absl::string_view request,
   CERTKV_ASSIGN_OR_RETURN(const std::shared_ptr<Entry> entry, Find(request));
   const std::shared_ptr<const Policy> policy = SharedPolicy();
   absl::StatusOr<Decision> decision;
-  {
+  if (ledger_ != nullptr) {
+    decision = DecideInLedger(entry.get(), certificate, *policy);
+  } else {
     absl::MutexLock lock(&entry->mutex);
     decision = entry->request.Decide(certificate, *policy, clock_->NowMs());
     entry->UpdateCell();
@@ -272,13 +296,16 @@ absl::StatusOr<Decision> RequestRegistry::Decide(absl::string_view request,
 
 absl::StatusOr<RequestRisk> RequestRegistry::CloseRequest(absl::string_view request) {
   CERTKV_ASSIGN_OR_RETURN(const std::shared_ptr<Entry> entry, Find(request));
+  if (ledger_ != nullptr) {
+    CERTKV_RETURN_IF_ERROR(ledger_->Close(std::string(request)).status());
+  }
   const int64_t now_ms = clock_->NowMs();
   absl::MutexLock lock(&mutex_);
   absl::MutexLock entry_lock(&entry->mutex);
   if (!entry->request.closed()) {
     entry->request.Close(now_ms);
     entry->UpdateCell();
-    retired_.push_back({std::string(request), now_ms});
+    Retire(std::string(request), entry.get(), now_ms);
     counters_.requests_closed.fetch_add(1, std::memory_order_relaxed);
   }
   return entry->request.Risk(*policy_, /*all_heads=*/false, now_ms);
@@ -417,15 +444,26 @@ int32_t RequestRegistry::Sweep() {
   RollTenantWindow(now_ms);
   // A lease that an update made longer than idle_timeout must not be cut.
   const int64_t idle_ms = std::max(config_.idle_timeout_ms, policy_->lease_duration_ms);
+  std::vector<std::string> elsewhere;
   for (const auto& [name, entry] : entries_) {
     absl::MutexLock entry_lock(&entry->mutex);
-    if (entry->request.closed() || now_ms - entry->request.last_use_ms() < idle_ms) continue;
+    if (entry->request.closed()) {
+      Retire(name, entry.get(), now_ms);  // unless it is: it may be another replica that closed it
+      continue;
+    }
+    if (now_ms - entry->request.last_use_ms() < idle_ms) continue;
+    ++idle_count;
+    // With a shared ledger it may be in use at another replica.
+    if (ledger_ != nullptr) {
+      elsewhere.push_back(name);
+      continue;
+    }
     entry->request.Close(now_ms, "IDLE",
                          absl::StrCat("closed after ", idle_ms / 1000, " s without a report"));
     entry->UpdateCell();
-    retired_.push_back({name, now_ms});
-    ++idle_count;
+    Retire(name, entry.get(), now_ms);
   }
+  for (const std::string& name : elsewhere) Forget(name);
   counters_.requests_idle.fetch_add(idle_count, std::memory_order_relaxed);
   while (!retired_.empty() && (now_ms - retired_.front().close_time_ms >= config_.retention_ms ||
                                static_cast<int64_t>(retired_.size()) > config_.retained_limit)) {

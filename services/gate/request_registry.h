@@ -9,8 +9,12 @@
 //      `retained_limit` are closed: the oldest go first, with the next sweep;
 //   3. policy versions rise.
 //
+// With a shared ledger (ledger.h) a request of another replica is known here from its first call on
+// (Adopt), and OpenRequest, Adopt, Report, Decide and CloseRequest block until the ledger has
+// answered or the calling thread's LedgerDeadline is over. No lock is held meanwhile.
+//
 // Threads: all methods are safe. Lock order: the registry's lock, an entry's, a tenant's. Nothing
-// blocks beyond these locks. Time comes from the clock.
+// else blocks beyond these locks. Time comes from the clock.
 #ifndef CERTKV_SERVICES_GATE_REQUEST_REGISTRY_H_
 #define CERTKV_SERVICES_GATE_REQUEST_REGISTRY_H_
 
@@ -32,6 +36,7 @@
 #include "services/common/clock.h"
 #include "services/gate/config.h"
 #include "services/gate/counters.h"
+#include "services/gate/ledger.h"
 #include "services/gate/policy.h"
 #include "services/gate/policy_trial.h"
 #include "services/gate/request.h"
@@ -90,16 +95,19 @@ struct TenantStanding {
 
 class RequestRegistry {
  public:
-  // `config` is valid; `clock` outlives the registry.
-  RequestRegistry(const GateConfig& config, const Clock* clock);
+  // `config` is valid; `clock` and `ledger` (null: none is shared) outlive the registry.
+  RequestRegistry(const GateConfig& config, const Clock* clock, Ledger* ledger = nullptr);
 
   // A lease of a new request, or another lease of an open one.
   // Errors: InvalidArgument [REQUEST_ID_INVALID | REQUEST_LABEL_INVALID | TOLERANCE_INVALID |
   // TENANT_INVALID | MODEL_INVALID]; ResourceExhausted [REQUEST_LIMIT | TENANT_LIMIT]; as
-  // Request::Open.
+  // Request::Open; of a shared ledger, as the next ones: Unavailable [LEDGER_UNAVAILABLE].
   absl::StatusOr<PolicyLease> OpenRequest(absl::string_view request_id, absl::string_view label,
                                           const RequestTerms& terms);
 
+  // Makes a request that another replica opened known here. Nothing without a shared ledger.
+  // Errors: NotFound [REQUEST_NOT_FOUND] and others of Find; ResourceExhausted [REQUEST_LIMIT].
+  absl::Status Adopt(absl::string_view request);
   // `request` is "requests/{request}" here and below. An unknown request is answered kRelease.
   // Errors: InvalidArgument [REQUEST_NAME_INVALID]; as Request::Report.
   absl::StatusOr<ReportAnswer> Report(absl::string_view request, const ReportBatch& batch);
@@ -108,6 +116,7 @@ class RequestRegistry {
 
   // Errors of the others: InvalidArgument [REQUEST_NAME_INVALID]; NotFound [REQUEST_NOT_FOUND],
   // never opened, forgotten after its retention, or gate was restarted.
+  // A read that a shared ledger can't be asked about is not accepted; that is no error.
   absl::StatusOr<Decision> Decide(absl::string_view request, const ReadCertificate& certificate);
   absl::StatusOr<RequestRisk> CloseRequest(absl::string_view request);
   absl::StatusOr<RequestRisk> GetRisk(absl::string_view request, bool all_heads = false) const;
@@ -156,6 +165,7 @@ class RequestRegistry {
     Request request ABSL_GUARDED_BY(mutex);
     RiskIndex::Cell own_cell;           // takes its place after that
     RiskIndex::Cell* cell = &own_cell;  // of this request, while the entry is in entries_
+    bool retired = false;               // is in retired_; the registry's lock guards it
     // After every change of the request.
     void UpdateCell() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) { cell->Set(request.standing()); }
   };
@@ -167,9 +177,27 @@ class RequestRegistry {
   absl::StatusOr<PolicyLease> OpenLocked(const std::string& name, absl::string_view label,
                                          const RequestTerms& terms)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Errors: InvalidArgument of the names.
+  static absl::Status CheckOpening(absl::string_view request_id, absl::string_view label,
+                                   const RequestTerms& terms);
+  // With a shared ledger (request_registry_ledger.cc).
+  absl::StatusOr<PolicyLease> OpenInLedger(const std::string& name, absl::string_view label,
+                                           const RequestTerms& terms);
+  absl::StatusOr<std::shared_ptr<Entry>> FindOrAdopt(const std::string& name);
+  absl::StatusOr<std::shared_ptr<Entry>> AddAdopted(const std::string& name,
+                                                    const LedgerState& state);
+  absl::StatusOr<ReportAnswer> ReportToLedger(Entry* entry, const ReportBatch& batch,
+                                              const Policy& policy);
+  absl::StatusOr<Decision> DecideInLedger(Entry* entry, const ReadCertificate& certificate,
+                                          const Policy& policy);
+  // Takes a slice for the reporter (0: an opener) from the ledger when it needs one.
+  absl::Status FetchSlice(Entry* entry, int64_t reporter_id, const Policy& policy);
+  void ForgetUnknown(const std::string& name);
   absl::StatusOr<std::shared_ptr<Entry>> Find(absl::string_view request) const;
   std::shared_ptr<const Policy> SharedPolicy() const;
   std::vector<std::shared_ptr<Entry>> AllEntries() const;
+  void Retire(const std::string& name, Entry* entry, int64_t now_ms)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Forget(const std::string& name) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status MakeRoom() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Null for "", the budget of no tenant.
@@ -179,6 +207,7 @@ class RequestRegistry {
 
   const GateConfig config_;
   const Clock* const clock_;
+  Ledger* const ledger_;  // null: none is shared
   mutable absl::Mutex mutex_;
   std::shared_ptr<const Policy> policy_ ABSL_GUARDED_BY(mutex_);  // never null
   std::deque<PolicyChange> policy_changes_ ABSL_GUARDED_BY(mutex_);

@@ -22,6 +22,7 @@
 #include "services/gate/dashboard.h"
 #include "services/gate/metrics.h"
 #include "services/gate/request_registry.h"
+#include "services/gate/service_ledger.h"
 #include "services/gate/service_store.h"
 #include "services/gate/service_streams.h"
 
@@ -43,12 +44,13 @@ class GateServer::Core final : public v1::Gate::CallbackService,
                                public std::enable_shared_from_this<GateServer::Core> {
  public:
   Core(const GateConfig& config, const Clock* clock, boost::asio::io_context* io_context,
-       const AccessControl* access)
+       const AccessControl* access, std::unique_ptr<gate::LedgerRunner> ledger)
       : config_(config),
         clock_(clock),
         access_(access),
         io_context_(io_context),
-        registry_(config, clock),
+        ledger_(std::move(ledger)),
+        registry_(config, clock, ledger_->ledger()),
         store_(config.store_socket.empty() ? absl::StrCat(RuntimeDirectory(), "/kvstore.sock")
                                            : config.store_socket,
                clock),
@@ -79,7 +81,7 @@ class GateServer::Core final : public v1::Gate::CallbackService,
   ServerUnaryReactor* OpenRequest(CallbackServerContext* context,
                                   const v1::OpenRequestRequest* request,
                                   v1::OpenRequestResponse* response) override {
-    return Unary(context, Scope::kRead, [&](const Identity& caller) -> absl::Status {
+    return AtLedger(context, Scope::kRead, [=, this](const Identity& caller) -> absl::Status {
       CERTKV_ASSIGN_OR_RETURN(gate::RequestTerms terms, gate::TermsFromProto(*request));
       CERTKV_ASSIGN_OR_RETURN(terms.tenant, caller.ResolveTenant(terms.tenant));
       CERTKV_ASSIGN_OR_RETURN(
@@ -97,15 +99,18 @@ class GateServer::Core final : public v1::Gate::CallbackService,
     // Asked for every batch: a token may be withdrawn while a stream lasts.
     const auto admit = [this, context](absl::string_view request) -> absl::Status {
       CERTKV_ASSIGN_OR_RETURN(const IdentityPtr caller, Admit(access_, *context, Scope::kRead));
-      return request.empty() ? absl::OkStatus() : CheckRequest(*caller, request);
+      if (request.empty()) return absl::OkStatus();
+      CERTKV_RETURN_IF_ERROR(registry_.Adopt(request));
+      return CheckRequest(*caller, request);
     };
-    return new gate::ReportStream(&registry_, &streams_, io_context_, TraceparentOf(*context),
-                                  admit);
+    return new gate::ReportStream(&registry_, &streams_, io_context_, ledger_.get(),
+                                  TraceparentOf(*context), admit);
   }
 
   ServerUnaryReactor* Decide(CallbackServerContext* context, const v1::DecideRequest* request,
                              v1::DecideResponse* response) override {
-    return Unary(context, Scope::kRead, [&](const Identity& caller) -> absl::Status {
+    return AtLedger(context, Scope::kRead, [=, this](const Identity& caller) -> absl::Status {
+      CERTKV_RETURN_IF_ERROR(registry_.Adopt(request->request()));
       CERTKV_RETURN_IF_ERROR(CheckRequest(caller, request->request()));
       CERTKV_ASSIGN_OR_RETURN(const ReadCertificate certificate,
                               ReadCertificateFromProto(request->certificate()));
@@ -119,7 +124,8 @@ class GateServer::Core final : public v1::Gate::CallbackService,
   ServerUnaryReactor* CloseRequest(CallbackServerContext* context,
                                    const v1::CloseRequestRequest* request,
                                    v1::RequestRisk* response) override {
-    return Unary(context, Scope::kRead, [&](const Identity& caller) -> absl::Status {
+    return AtLedger(context, Scope::kRead, [=, this](const Identity& caller) -> absl::Status {
+      CERTKV_RETURN_IF_ERROR(registry_.Adopt(request->request()));
       CERTKV_RETURN_IF_ERROR(CheckRequest(caller, request->request()));
       CERTKV_ASSIGN_OR_RETURN(const gate::RequestRisk risk,
                               registry_.CloseRequest(request->request()));
@@ -266,6 +272,22 @@ class GateServer::Core final : public v1::Gate::CallbackService,
     return reactor;
   }
 
+  // The same for what may have to wait for the ledger. `answer` may hold the call's messages, which
+  // live until it is finished, but nothing of the method's own frame.
+  template <typename Answer>
+  ServerUnaryReactor* AtLedger(CallbackServerContext* context, Scope scope, Answer answer) {
+    ServerUnaryReactor* reactor = context->DefaultReactor();
+    ledger_->Run([this, context, scope, reactor, answer = std::move(answer)] {
+      grpc::Status status = RequireDeadline(*context, gate::kErrorDomain);
+      if (status.ok()) {
+        const absl::StatusOr<IdentityPtr> caller = Admit(access_, *context, scope);
+        status = ToGrpcStatus(caller.ok() ? answer(**caller) : caller.status(), gate::kErrorDomain);
+      }
+      reactor->Finish(status);
+    });
+    return reactor;
+  }
+
   // A request of a tenant that the caller may not act for is as one that is not there.
   absl::Status CheckRequest(const Identity& caller, absl::string_view request) const {
     if (caller.any_tenant) return absl::OkStatus();
@@ -291,6 +313,7 @@ class GateServer::Core final : public v1::Gate::CallbackService,
   const Clock* const clock_;
   const AccessControl* const access_;  // null: everybody may call
   boost::asio::io_context* const io_context_;
+  const std::unique_ptr<gate::LedgerRunner> ledger_;
   gate::RequestRegistry registry_;
   gate::StoreWatcher store_;
   gate::StreamSet streams_;
@@ -309,7 +332,9 @@ absl::StatusOr<std::unique_ptr<GateServer>> GateServer::Create(const GateConfig&
                                                                boost::asio::io_context* io_context,
                                                                const AccessControl* access) {
   CERTKV_RETURN_IF_ERROR(gate::ValidatePolicy(config.policy));
-  auto core = std::make_shared<Core>(config, clock, io_context, access);
+  CERTKV_ASSIGN_OR_RETURN(std::unique_ptr<gate::LedgerRunner> ledger,
+                          gate::LedgerRunner::Create(config));
+  auto core = std::make_shared<Core>(config, clock, io_context, access, std::move(ledger));
   core->ScheduleTick();
   return std::unique_ptr<GateServer>(new GateServer(std::move(core)));
 }

@@ -28,7 +28,7 @@ class GateServer {
   // `clock`, `io_context` and `access` (null: everybody may call) outlive the server. Starts a
   // timer on the io_context: it sweeps idle and old requests once a second and feeds watchers ten
   // times a second. Errors: InvalidArgument [POLICY_INVALID], the config was not read by its
-  // schema.
+  // schema; as LedgerRunner::Create.
   static absl::StatusOr<std::unique_ptr<GateServer>> Create(const GateConfig& config,
                                                             const Clock* clock,
                                                             boost::asio::io_context* io_context,

@@ -52,11 +52,12 @@ void StreamSet::TickAll() {
 }
 
 ReportStream::ReportStream(RequestRegistry* registry, StreamSet* streams,
-                           boost::asio::io_context* io_context, std::string traceparent,
-                           AdmitReport admit)
+                           boost::asio::io_context* io_context, LedgerRunner* ledger,
+                           std::string traceparent, AdmitReport admit)
     : registry_(registry),
       streams_(streams),
       io_context_(io_context),
+      ledger_(ledger),
       traceparent_(std::move(traceparent)),
       admit_(std::move(admit)) {
   const absl::Status caller = admit_("");
@@ -79,7 +80,9 @@ void ReportStream::OnReadDone(bool ok) {
     if (ended_) return;
     if (!ok) return End(grpc::Status::OK);  // the client has no more, or is gone
   }
-  if (request_.certificates_size() <= kCertificatesInline) {
+  if (ledger_->ledger() != nullptr) {
+    ledger_->Run([this] { CountBatch(); });
+  } else if (request_.certificates_size() <= kCertificatesInline) {
     CountBatch();
   } else {
     boost::asio::post(*io_context_, [this] { CountBatch(); });

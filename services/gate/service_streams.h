@@ -18,6 +18,7 @@
 #include "absl/synchronization/mutex.h"
 #include "certkv/gate/v1/gate.grpc.pb.h"
 #include "services/gate/request_registry.h"
+#include "services/gate/service_ledger.h"
 
 namespace certkv::gate {
 
@@ -67,7 +68,7 @@ class ReportStream final : public grpc::ServerBidiReactor<v1::ReportRequest, v1:
 
   // `traceparent` of the caller, or "", for logs.
   ReportStream(RequestRegistry* registry, StreamSet* streams, boost::asio::io_context* io_context,
-               std::string traceparent, AdmitReport admit);
+               LedgerRunner* ledger, std::string traceparent, AdmitReport admit);
 
   void OnReadDone(bool ok) override;
   void OnWriteDone(bool ok) override;
@@ -81,6 +82,7 @@ class ReportStream final : public grpc::ServerBidiReactor<v1::ReportRequest, v1:
   RequestRegistry* const registry_;
   StreamSet* const streams_;
   boost::asio::io_context* const io_context_;
+  LedgerRunner* const ledger_;
   const std::string traceparent_;
   const AdmitReport admit_;
   v1::ReportRequest request_;
