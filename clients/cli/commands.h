@@ -79,6 +79,7 @@ struct PolicyOptions {
   float value_tolerance = -1;
   float output_tolerance = -1;
   float skip_tolerance = -1;
+  double canary_share = -1;
 };
 int RunPolicy(const GlobalOptions& global, const PolicyOptions& options);
 

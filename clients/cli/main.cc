@@ -138,6 +138,10 @@ void AddPolicyChanges(CLI::App& command, PolicyOptions& options) {
       .add_option("--skip-tolerance", options.skip_tolerance,
                   "Part of the tv tolerance that may be spent on skipping tokens; 0 reads all")
       ->check(CLI::Range(0.0, 0.99));
+  command
+      .add_option("--canary-share", options.canary_share,
+                  "Share of reads whose used outputs are compared with exact attention, in [0, 1]")
+      ->check(CLI::Range(0.0, 1.0));
 }
 
 void AddOperation(CLI::App& app, Parsed& parsed) {

@@ -85,6 +85,7 @@ absl::StatusOr<v1::Policy> AskedPolicy(const GlobalOptions& global, v1::Gate::St
   if (options.value_tolerance >= 0) tolerances.set_value_tolerance(options.value_tolerance);
   if (options.output_tolerance >= 0) tolerances.set_output_tolerance(options.output_tolerance);
   if (options.skip_tolerance >= 0) tolerances.set_skip_tolerance(options.skip_tolerance);
+  if (options.canary_share >= 0) policy.set_canary_share(options.canary_share);
   return policy;
 }
 

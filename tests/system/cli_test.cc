@@ -129,6 +129,11 @@ TEST_F(CliTest, PolicyIsTriedSetAndAudited) {
   EXPECT_THAT(show.output, HasSubstr("tv 0.1, value"));
   EXPECT_THAT(show.output, HasSubstr("start"));
   EXPECT_EQ(RunCli(target_ + "policy set --tv-tolerance 2").exit_code, 2);
+  EXPECT_EQ(RunCli(target_ + "policy set --canary-share 1.5").exit_code, 2);
+  EXPECT_EQ(RunCli(target_ + "policy set --canary-share 0.25").exit_code, 0);
+  const json watched = json::parse(RunCli(target_ + "--json policy show").output);
+  EXPECT_EQ(watched["canary_share"], 0.25);
+  EXPECT_NEAR(watched["tolerances"]["tv_tolerance"].get<double>(), 0.1, 1e-6) << "kept";
   const std::string path = absl::StrCat(::testing::TempDir(), "/policy.json");
   std::ofstream(path) << "{\"tolerances\": 5}";
   const RunResult bad = RunCli(absl::StrCat(target_, "policy set --file ", path));
