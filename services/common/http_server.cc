@@ -22,9 +22,7 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "absl/synchronization/mutex.h"
 #include "kernels/core/shared_memory.h"
@@ -83,48 +81,7 @@ void AddHeaders(http::response<http::string_body>* response) {
   response->set(http::field::cache_control, "no-store");
 }
 
-// The path and query of a request's target; false when it isn't well-formed.
-bool ParseTarget(absl::string_view target, HttpRequest* request) {
-  if (!absl::StartsWith(target, "/")) return false;
-  const size_t question = target.find('?');
-  if (!PercentDecode(target.substr(0, question), false, &request->path)) return false;
-  if (question == absl::string_view::npos) return true;
-  for (const absl::string_view part : absl::StrSplit(target.substr(question + 1), '&')) {
-    const size_t equals = part.find('=');
-    std::string name;
-    std::string value;
-    if (!PercentDecode(part.substr(0, equals), true, &name)) return false;
-    if (equals != absl::string_view::npos &&
-        !PercentDecode(part.substr(equals + 1), true, &value)) {
-      return false;
-    }
-    if (!name.empty()) request->query[name] = value;
-  }
-  return true;
-}
-
 }  // namespace
-
-bool PercentDecode(absl::string_view text, bool plus_is_space, std::string* decoded) {
-  decoded->clear();
-  for (size_t i = 0; i < text.size(); ++i) {
-    if (text[i] == '+' && plus_is_space) {
-      decoded->push_back(' ');
-    } else if (text[i] != '%') {
-      decoded->push_back(text[i]);
-    } else {
-      uint32_t byte = 0;
-      if (i + 2 >= text.size() || !absl::ascii_isxdigit(text[i + 1]) ||
-          !absl::ascii_isxdigit(text[i + 2]) ||
-          !absl::SimpleHexAtoi(text.substr(i + 1, 2), &byte)) {
-        return false;
-      }
-      decoded->push_back(static_cast<char>(byte));
-      i += 2;
-    }
-  }
-  return true;
-}
 
 // Listener and routes; its connections keep it alive.
 class HttpServer::Core : public std::enable_shared_from_this<HttpServer::Core> {
@@ -294,7 +251,7 @@ HttpResponse HttpServer::Core::Answer(const http::request<http::empty_body>& req
     return plain(405, "only GET and HEAD");
   }
   HttpRequest parsed;
-  if (!ParseTarget({request.target().data(), request.target().size()}, &parsed)) {
+  if (!ParseHttpTarget({request.target().data(), request.target().size()}, &parsed)) {
     return plain(400, "the target is no path");
   }
   const HttpRoute* route = RouteOf(parsed.path);

@@ -16,25 +16,19 @@
 
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/string_view.h"
+#include "services/common/http_target.h"
 
 namespace boost::asio {
 class io_context;
 }  // namespace boost::asio
 
 namespace certkv {
-
-struct HttpRequest {
-  std::string path;                          // percent-decoded
-  std::map<std::string, std::string> query;  // decoded; of several of one name the last
-};
 
 struct HttpResponse {
   int status = 200;
@@ -78,9 +72,6 @@ class HttpServer {
   explicit HttpServer(std::shared_ptr<Core> core);
   const std::shared_ptr<Core> core_;
 };
-
-// "a%20b+c" -> "a b c" ('+' only where `plus_is_space`); false when it isn't well-formed.
-bool PercentDecode(absl::string_view text, bool plus_is_space, std::string* decoded);
 
 }  // namespace certkv
 

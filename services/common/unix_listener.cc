@@ -26,12 +26,13 @@ constexpr std::chrono::milliseconds kAcceptRetryDelay(100);
 class UnixListener::Acceptor : public std::enable_shared_from_this<Acceptor> {
  public:
   Acceptor(std::string path, UnixPeerList peers, boost::asio::io_context* io_context,
-           Accepted accepted)
+           Accepted accepted, Refused refused)
       : path_(std::move(path)),
         peers_(std::move(peers)),
         acceptor_(boost::asio::make_strand(*io_context)),
         retry_timer_(acceptor_.get_executor()),
-        accepted_(std::move(accepted)) {}
+        accepted_(std::move(accepted)),
+        refused_(std::move(refused)) {}
 
   absl::Status Listen() {
     boost::system::error_code error;
@@ -86,19 +87,29 @@ class UnixListener::Acceptor : public std::enable_shared_from_this<Acceptor> {
     AcceptNext();
   }
 
+  absl::Status CheckPeer(int socket) const {
+    CERTKV_ASSIGN_OR_RETURN(const UnixPeer peer, PeerOf(socket));
+    if (peers_.Allows(peer)) return absl::OkStatus();
+    Log(LogLevel::kWarning, "unix_peer_refused",
+        {{"path", path_},
+         {"user", static_cast<int64_t>(peer.user)},
+         {"process", static_cast<int64_t>(peer.process)}});
+    return MakeError(absl::StatusCode::kPermissionDenied, "PEER_FORBIDDEN",
+                     absl::StrCat("user ", peer.user, " may not connect to ", path_,
+                                  "; add it to server.unix_users or a group of its to "
+                                  "server.unix_groups"));
+  }
+
   void HandOver(stream_protocol::socket socket) {
-    const absl::StatusOr<UnixPeer> peer = PeerOf(socket.native_handle());
-    if (!peer.ok() || !peers_.Allows(*peer)) {
-      Log(LogLevel::kWarning, "unix_peer_refused",
-          {{"path", path_},
-           {"user", peer.ok() ? static_cast<int64_t>(peer->user) : -1},
-           {"process", peer.ok() ? static_cast<int64_t>(peer->process) : -1}});
-      return;  // the socket closes
-    }
     boost::system::error_code ignored;
     socket.native_non_blocking(true, ignored);
+    const absl::Status allowed = CheckPeer(socket.native_handle());
     absl::MutexLock lock(&mutex_);
-    if (accepted_ == nullptr) return;
+    if (accepted_ == nullptr) return;  // the socket closes
+    if (!allowed.ok()) {
+      if (refused_ != nullptr) refused_(socket.native_handle(), allowed);
+      return;
+    }
     const int descriptor = socket.release(ignored);
     if (!ignored) accepted_(descriptor);
   }
@@ -110,13 +121,14 @@ class UnixListener::Acceptor : public std::enable_shared_from_this<Acceptor> {
   bool is_bound_ = false;
   absl::Mutex mutex_;
   Accepted accepted_ ABSL_GUARDED_BY(mutex_);  // null: stopped
+  const Refused refused_;                      // may be null
 };
 
 absl::StatusOr<std::unique_ptr<UnixListener>> UnixListener::Create(
     const std::string& path, UnixPeerList peers, boost::asio::io_context* io_context,
-    Accepted accepted) {
-  auto acceptor =
-      std::make_shared<Acceptor>(path, std::move(peers), io_context, std::move(accepted));
+    Accepted accepted, Refused refused) {
+  auto acceptor = std::make_shared<Acceptor>(path, std::move(peers), io_context,
+                                             std::move(accepted), std::move(refused));
   const absl::Status status = acceptor->Listen();
   if (!status.ok()) {
     acceptor->Stop();

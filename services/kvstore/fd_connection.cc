@@ -157,10 +157,8 @@ absl::Status FdConnection::SendError(const absl::Status& status) {
   return SendErrorTo(socket_.native_handle(), status);
 }
 
-void FdConnection::Refuse(Socket socket, const absl::Status& why) {
-  boost::system::error_code ignored;
-  socket.native_non_blocking(true, ignored);
-  SendErrorTo(socket.native_handle(), why).IgnoreError();
+void FdConnection::Refuse(int socket, const absl::Status& why) {
+  SendErrorTo(socket, why).IgnoreError();
 }
 
 absl::Status FdConnection::WatchPeer() {

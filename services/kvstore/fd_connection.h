@@ -43,8 +43,8 @@ class FdConnection : public std::enable_shared_from_this<FdConnection> {
   FdConnection(Socket socket, std::shared_ptr<EngineGate> gate);
   ~FdConnection();
 
-  // Says why to a peer that is not served, and closes.
-  static void Refuse(Socket socket, const absl::Status& why);
+  // Says why to a peer that is not served, through a descriptor that is non-blocking.
+  static void Refuse(int socket, const absl::Status& why);
 
   void Start();
   void Close();  // soon, from any thread

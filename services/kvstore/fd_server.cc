@@ -8,7 +8,6 @@
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/strand.hpp>
 #include <cerrno>
-#include <chrono>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -16,6 +15,7 @@
 #include "kernels/core/status.h"
 #include "services/common/log.h"
 #include "services/common/runtime_directory.h"
+#include "services/common/unix_listener.h"
 #include "services/kvstore/fd_connection.h"
 #include "services/kvstore/peer_process.h"
 
@@ -23,8 +23,6 @@ namespace certkv::kvstore {
 namespace {
 
 using boost::asio::local::stream_protocol;
-
-constexpr std::chrono::milliseconds kAcceptRetryDelay(100);
 
 std::string DirectoryOf(const std::string& path) {
   const size_t slash = path.rfind('/');
@@ -62,41 +60,41 @@ absl::Status RemoveStaleSocket(const std::string& path) {
 
 }  // namespace
 
-class FdServer::Acceptor : public std::enable_shared_from_this<FdServer::Acceptor> {
+// The connections that are open.
+class FdServer::Connections {
  public:
-  Acceptor(const Options& options, StoreEngine* engine, boost::asio::io_context* io_context)
-      : path_(options.path),
-        connection_limit_(static_cast<size_t>(options.connection_limit)),
-        peers_(options.peers),
+  Connections(int32_t limit, StoreEngine* engine, boost::asio::io_context* io_context)
+      : limit_(static_cast<size_t>(limit)),
         io_context_(io_context),
-        acceptor_(boost::asio::make_strand(*io_context)),
-        retry_timer_(acceptor_.get_executor()),
         gate_(std::make_shared<EngineGate>()) {
     absl::MutexLock lock(&gate_->mutex);
     gate_->engine = engine;
   }
 
-  absl::Status Listen() {
+  // Owns the descriptor.
+  void Add(int descriptor) {
+    FdConnection::Socket socket(boost::asio::make_strand(*io_context_));
     boost::system::error_code error;
-    acceptor_.open(stream_protocol(), error);
-    if (!error) acceptor_.bind(stream_protocol::endpoint(path_), error);
-    if (!error) is_bound_ = true;
-    if (!error) CERTKV_RETURN_IF_ERROR(SetSocketMode(path_, peers_));
-    if (!error) acceptor_.listen(stream_protocol::socket::max_listen_connections, error);
+    socket.assign(stream_protocol(), descriptor, error);
     if (error) {
-      return MakeError(absl::StatusCode::kUnavailable, "LISTEN_FAILED",
-                       absl::StrCat("listening on ", path_, ": ", error.message(),
-                                    "; check the directory or choose another fd_socket"));
+      close(descriptor);
+      return;
     }
-    AcceptNext();
-    return absl::OkStatus();
+    absl::MutexLock lock(&mutex_);
+    connections_.erase(std::remove_if(connections_.begin(), connections_.end(),
+                                      [](const auto& weak) { return weak.expired(); }),
+                       connections_.end());
+    if (connections_.size() >= limit_) return;  // the socket closes
+    const auto connection = std::make_shared<FdConnection>(std::move(socket), gate_);
+    connections_.push_back(connection);
+    connection->Start();
   }
 
-  void Stop() {
+  // After the last Add.
+  void CloseAll() {
     std::vector<std::weak_ptr<FdConnection>> connections;
     {
       absl::MutexLock lock(&mutex_);
-      stopping_ = true;
       connections.swap(connections_);
     }
     {
@@ -106,77 +104,13 @@ class FdServer::Acceptor : public std::enable_shared_from_this<FdServer::Accepto
     for (const auto& weak : connections) {
       if (const auto connection = weak.lock()) connection->Close();
     }
-    boost::asio::dispatch(acceptor_.get_executor(), [self = shared_from_this()] {
-      boost::system::error_code ignored;
-      self->acceptor_.close(ignored);
-      self->retry_timer_.cancel();
-    });
-    if (is_bound_) unlink(path_.c_str());
   }
 
  private:
-  void AcceptNext() {
-    acceptor_.async_accept(boost::asio::make_strand(*io_context_),
-                           [self = shared_from_this()](const boost::system::error_code& error,
-                                                       FdConnection::Socket socket) {
-                             self->OnAccept(error, std::move(socket));
-                           });
-  }
-
-  void OnAccept(const boost::system::error_code& error, FdConnection::Socket socket) {
-    if (error == boost::asio::error::operation_aborted) return;
-    if (error) {
-      // No descriptors left, most likely: the next attempt waits until some may have been freed.
-      retry_timer_.expires_after(kAcceptRetryDelay);
-      retry_timer_.async_wait(
-          [self = shared_from_this()](const boost::system::error_code& stopped) {
-            if (!stopped) self->AcceptNext();
-          });
-      return;
-    }
-    const absl::Status allowed = CheckPeer(socket.native_handle());
-    if (!allowed.ok()) {
-      FdConnection::Refuse(std::move(socket), allowed);
-      return AcceptNext();
-    }
-    {
-      absl::MutexLock lock(&mutex_);
-      if (stopping_) return;
-      connections_.erase(std::remove_if(connections_.begin(), connections_.end(),
-                                        [](const auto& weak) { return weak.expired(); }),
-                         connections_.end());
-      if (connections_.size() < connection_limit_) {  // else the socket closes here
-        const auto connection = std::make_shared<FdConnection>(std::move(socket), gate_);
-        connections_.push_back(connection);
-        connection->Start();
-      }
-    }
-    AcceptNext();
-  }
-
-  absl::Status CheckPeer(int socket) const {
-    CERTKV_ASSIGN_OR_RETURN(const UnixPeer peer, PeerOf(socket));
-    if (peers_.Allows(peer)) return absl::OkStatus();
-    Log(LogLevel::kWarning, "unix_peer_refused",
-        {{"path", path_},
-         {"user", static_cast<int64_t>(peer.user)},
-         {"process", static_cast<int64_t>(peer.process)}});
-    return MakeError(absl::StatusCode::kPermissionDenied, "PEER_FORBIDDEN",
-                     absl::StrCat("user ", peer.user,
-                                  " may not connect to the store's sockets; add it to "
-                                  "server.unix_users or a group of its to server.unix_groups"));
-  }
-
-  const std::string path_;
-  const size_t connection_limit_;
-  const UnixPeerList peers_;
+  const size_t limit_;
   boost::asio::io_context* const io_context_;
-  stream_protocol::acceptor acceptor_;
-  boost::asio::steady_timer retry_timer_;
   const std::shared_ptr<EngineGate> gate_;
-  bool is_bound_ = false;
   absl::Mutex mutex_;
-  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::vector<std::weak_ptr<FdConnection>> connections_ ABSL_GUARDED_BY(mutex_);
 };
 
@@ -188,17 +122,21 @@ absl::StatusOr<std::unique_ptr<FdServer>> FdServer::Create(const Options& option
   CERTKV_RETURN_IF_ERROR(RemoveStaleSocket(options.path));
   const absl::Status pidfd = CheckPidfdSupport();
   if (!pidfd.ok()) Log(LogLevel::kWarning, "pidfd_missing", {{"why", pidfd.message()}});
-  auto acceptor = std::make_shared<Acceptor>(options, engine, io_context);
-  const absl::Status status = acceptor->Listen();
-  if (!status.ok()) {
-    acceptor->Stop();
-    return status;
-  }
-  return std::unique_ptr<FdServer>(new FdServer(std::move(acceptor)));
+  auto connections = std::make_unique<Connections>(options.connection_limit, engine, io_context);
+  CERTKV_ASSIGN_OR_RETURN(
+      auto listener,
+      UnixListener::Create(
+          options.path, options.peers, io_context,
+          [raw = connections.get()](int socket) { raw->Add(socket); }, FdConnection::Refuse));
+  return std::unique_ptr<FdServer>(new FdServer(std::move(connections), std::move(listener)));
 }
 
-FdServer::FdServer(std::shared_ptr<Acceptor> acceptor) : acceptor_(std::move(acceptor)) {}
+FdServer::FdServer(std::unique_ptr<Connections> connections, std::unique_ptr<UnixListener> listener)
+    : connections_(std::move(connections)), listener_(std::move(listener)) {}
 
-FdServer::~FdServer() { acceptor_->Stop(); }
+FdServer::~FdServer() {
+  listener_.reset();  // it adds connections
+  connections_->CloseAll();
+}
 
 }  // namespace certkv::kvstore

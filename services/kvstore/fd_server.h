@@ -14,6 +14,10 @@ namespace boost::asio {
 class io_context;
 }  // namespace boost::asio
 
+namespace certkv {
+class UnixListener;
+}  // namespace certkv
+
 namespace certkv::kvstore {
 
 // Speaks kernels/core/fd_protocol.h. A connection is one session: when it closes, whoever closes
@@ -41,11 +45,12 @@ class FdServer {
   ~FdServer();
 
  private:
-  class Acceptor;
+  class Connections;
 
-  explicit FdServer(std::shared_ptr<Acceptor> acceptor);
+  FdServer(std::unique_ptr<Connections> connections, std::unique_ptr<UnixListener> listener);
 
-  const std::shared_ptr<Acceptor> acceptor_;
+  const std::unique_ptr<Connections> connections_;
+  std::unique_ptr<UnixListener> listener_;
 };
 
 }  // namespace certkv::kvstore
