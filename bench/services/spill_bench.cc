@@ -110,7 +110,7 @@ nlohmann::json OpenTime(const fs::path& directory) {
     auto store = kvstore::OpenRocksDbSpill(directory);
     CERTKV_CHECK(store.ok(), "the store opens");
     kvstore::SpillTier tier(*std::move(store), {.size_bytes = int64_t{1} << 50}, RealClock());
-    load_s = Seconds([&] { CERTKV_CHECK(tier.Load([](int64_t) {}).ok(), "the index is read"); });
+    load_s = Seconds([&] { CERTKV_CHECK(tier.Load().ok(), "the index is read"); });
     CERTKV_CHECK(tier.GetStats().blocks == count, "every block is found");
   });
   return {{"blocks", count},

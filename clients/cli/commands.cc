@@ -256,6 +256,17 @@ Table MakeTenantTable() {
   return table;
 }
 
+absl::string_view SpillStateName(certkv::kvstore::v1::SpillState state) {
+  switch (state) {
+    case certkv::kvstore::v1::SPILL_STATE_WORKS:
+      return "WORKS";
+    case certkv::kvstore::v1::SPILL_STATE_OPENING:
+      return "OPENING";
+    default:
+      return "DEGRADED";
+  }
+}
+
 void AddMemoryAndDisk(const certkv::kvstore::v1::Stats& stats, json* data, std::string* text) {
   (*data)["memory_bytes"] = stats.memory_bytes();
   (*data)["memory_limit_bytes"] = stats.memory_limit_bytes();
@@ -266,16 +277,16 @@ void AddMemoryAndDisk(const certkv::kvstore::v1::Stats& stats, json* data, std::
                   "\n");
   if (stats.has_spill()) {
     const auto& spill = stats.spill();
-    const bool works = spill.state() == certkv::kvstore::v1::SPILL_STATE_WORKS;
-    (*data)["spill"] = {{"state", works ? "WORKS" : "DEGRADED"},
+    const absl::string_view state = SpillStateName(spill.state());
+    (*data)["spill"] = {{"state", state},
                         {"error", spill.error()},
                         {"blocks", spill.blocks()},
                         {"bytes", spill.bytes()},
                         {"write_errors", spill.write_errors()},
                         {"slow_calls", spill.slow_calls()}};
-    absl::StrAppend(text, "disk ", works ? "WORKS" : "DEGRADED", ", ", FormatCount(spill.blocks()),
-                    " blocks, ", FormatBytes(spill.bytes()), spill.error().empty() ? "" : ": ",
-                    spill.error(), "\n");
+    absl::StrAppend(text, "disk ", state, ", ", FormatCount(spill.blocks()), " blocks, ",
+                    FormatBytes(spill.bytes()), spill.error().empty() ? "" : ": ", spill.error(),
+                    "\n");
   }
 }
 

@@ -9,24 +9,21 @@ namespace certkv {
 using grpc::health::v1::HealthCheckRequest;
 using grpc::health::v1::HealthCheckResponse;
 
-// One Watch stream: at most two messages, the status at its beginning and NOT_SERVING.
+// One Watch stream: the status at its beginning, and each that it has later.
 // Invariants: one write is under way at most; Finish is called once, after the last write.
 class HealthService::Watcher : public grpc::ServerWriteReactor<HealthCheckResponse> {
  public:
-  explicit Watcher(HealthService* service) : service_(service) {}
+  Watcher(HealthService* service, std::string name) : service_(service), name_(std::move(name)) {}
 
-  void Start(HealthCheckResponse::ServingStatus status, bool last) {
+  const std::string& name() const { return name_; }
+
+  // The status is this from now on; `last`: for good, and the stream ends. The service has then
+  // taken this watcher from its set: nobody else ends it.
+  void Set(Status status, bool last) {
     absl::MutexLock lock(&mutex_);
+    wanted_ = status;
     last_ = last;
-    Write(status);
-  }
-
-  // The service has taken this watcher from its set: nobody else ends it.
-  void EndNotServing() {
-    absl::MutexLock lock(&mutex_);
-    if (finished_) return;
-    last_ = true;
-    if (!writing_) Write(HealthCheckResponse::NOT_SERVING);
+    if (!writing_ && !finished_) Next();
   }
 
   void OnWriteDone(bool ok) override {
@@ -34,9 +31,7 @@ class HealthService::Watcher : public grpc::ServerWriteReactor<HealthCheckRespon
     writing_ = false;
     if (finished_) return;
     if (!ok) return End(grpc::Status::CANCELLED);
-    if (!last_) return;
-    if (sent_ == HealthCheckResponse::NOT_SERVING) return End(grpc::Status::OK);
-    Write(HealthCheckResponse::NOT_SERVING);
+    Next();
   }
 
   void OnCancel() override {
@@ -57,10 +52,15 @@ class HealthService::Watcher : public grpc::ServerWriteReactor<HealthCheckRespon
   }
 
  private:
-  void Write(HealthCheckResponse::ServingStatus status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    sent_ = status;
+  // Says what was not said yet, or ends.
+  void Next() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (sent_ == wanted_) {
+      if (last_) End(grpc::Status::OK);
+      return;
+    }
+    sent_ = wanted_;
     writing_ = true;
-    response_.set_status(status);
+    response_.set_status(sent_);
     StartWrite(&response_);
   }
   void End(const grpc::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
@@ -69,24 +69,47 @@ class HealthService::Watcher : public grpc::ServerWriteReactor<HealthCheckRespon
   }
 
   HealthService* const service_;
+  const std::string name_;
   absl::Mutex mutex_;  // taken after service_->mutex_ when both are held
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
   bool last_ ABSL_GUARDED_BY(mutex_) = false;
   bool finished_ ABSL_GUARDED_BY(mutex_) = false;
-  HealthCheckResponse::ServingStatus sent_ ABSL_GUARDED_BY(mutex_) = HealthCheckResponse::UNKNOWN;
+  Status wanted_ ABSL_GUARDED_BY(mutex_) = HealthCheckResponse::UNKNOWN;
+  Status sent_ ABSL_GUARDED_BY(mutex_) = HealthCheckResponse::UNKNOWN;
   HealthCheckResponse response_;
 };
 
+HealthService::Status HealthService::StatusOf(const std::string& service) const {
+  bool is_serving = !draining_;
+  if (service.empty()) {
+    for (const auto& [name, serves] : services_) is_serving = is_serving && serves;
+  } else {
+    const auto found = services_.find(service);
+    if (found == services_.end()) return HealthCheckResponse::SERVICE_UNKNOWN;
+    is_serving = is_serving && found->second;
+  }
+  return is_serving ? HealthCheckResponse::SERVING : HealthCheckResponse::NOT_SERVING;
+}
+
 void HealthService::AddService(const std::string& service) {
   absl::MutexLock lock(&mutex_);
-  services_.insert(service);
+  services_[service] = false;
+}
+
+void HealthService::SetServing(const std::string& service) {
+  absl::MutexLock lock(&mutex_);
+  services_[service] = true;
+  if (draining_) return;
+  for (Watcher* watcher : watchers_) watcher->Set(StatusOf(watcher->name()), /*last=*/false);
 }
 
 void HealthService::Drain() {
   absl::MutexLock lock(&mutex_);
   draining_ = true;
   // Under the lock, so that no watcher is deleted meanwhile: its OnDone waits for the lock.
-  for (Watcher* watcher : watchers_) watcher->EndNotServing();
+  for (Watcher* watcher : watchers_) {
+    watcher->Set(HealthCheckResponse::NOT_SERVING, /*last=*/true);
+  }
   watchers_.clear();
 }
 
@@ -95,29 +118,28 @@ grpc::ServerUnaryReactor* HealthService::Check(grpc::CallbackServerContext* cont
                                                HealthCheckResponse* response) {
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
   absl::MutexLock lock(&mutex_);
-  if (!services_.contains(request->service())) {
+  const Status status = StatusOf(request->service());
+  if (status == HealthCheckResponse::SERVICE_UNKNOWN) {
     reactor->Finish(
         ToGrpcStatus(MakeError(absl::StatusCode::kNotFound, "SERVICE_NOT_FOUND",
                                absl::StrCat("this server has no service ", request->service())),
                      "health.certkv"));
     return reactor;
   }
-  response->set_status(draining_ ? HealthCheckResponse::NOT_SERVING : HealthCheckResponse::SERVING);
+  response->set_status(status);
   reactor->Finish(grpc::Status::OK);
   return reactor;
 }
 
 grpc::ServerWriteReactor<HealthCheckResponse>* HealthService::Watch(
     grpc::CallbackServerContext*, const HealthCheckRequest* request) {
-  auto* watcher = new Watcher(this);  // deletes itself in OnDone
+  auto* watcher = new Watcher(this, request->service());  // deletes itself in OnDone
   absl::MutexLock lock(&mutex_);
   if (draining_) {
-    watcher->Start(HealthCheckResponse::NOT_SERVING, /*last=*/true);
+    watcher->Set(HealthCheckResponse::NOT_SERVING, /*last=*/true);
   } else {
     watchers_.insert(watcher);
-    watcher->Start(services_.contains(request->service()) ? HealthCheckResponse::SERVING
-                                                          : HealthCheckResponse::SERVICE_UNKNOWN,
-                   /*last=*/false);
+    watcher->Set(StatusOf(request->service()), /*last=*/false);
   }
   return watcher;
 }

@@ -57,8 +57,8 @@ class ServerProgram {
   // Services are made in the order of the calls and destroyed in reverse. `config` outlives Run,
   // and has its defaults now. A server keeps a copy of it: on SIGHUP it is set to its defaults,
   // read again, and given to the Reload(const Config&) of a server that has one. A
-  // server with metrics has static MetricInfos() and CollectMetrics(MetricSink*); one with pages,
-  // HttpRoutes().
+  // server with WhenReady(std::function<void()>) serves when it calls that. A server with metrics
+  // has static MetricInfos() and CollectMetrics(MetricSink*); one with pages, HttpRoutes().
   template <typename Server, typename Config>
   void AddService(absl::string_view full_name, Config* config) {
     resets_.push_back([config, defaults = *config] { *config = defaults; });
@@ -75,6 +75,11 @@ class ServerProgram {
           instance.served = {.name = name,
                              .services = owned->grpc_services(),
                              .drain = [raw = owned.get()] { raw->Drain(); }};
+          if constexpr (requires(Server & one) { one.WhenReady(nullptr); }) {
+            instance.served.when_ready = [raw = owned.get()](std::function<void()> ready) {
+              raw->WhenReady(std::move(ready));
+            };
+          }
           if constexpr (requires(Server & one, const Config& read) { one.Reload(read); }) {
             instance.reload = [raw = owned.get(), config] { raw->Reload(*config); };
           }

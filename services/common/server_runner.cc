@@ -229,6 +229,12 @@ absl::Status ServerRunner::Start(std::vector<ServedService> services) {
   WaitForSignal();
   for (const ServedService& served : services_) {
     health_->AddService(served.name);
+    const auto ready = [this, name = served.name] { health_->SetServing(name); };
+    if (served.when_ready) {
+      served.when_ready(ready);
+    } else {
+      ready();
+    }
     for (grpc::Service* service : served.services) builder.RegisterService(service);
   }
   std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>> interceptors;

@@ -63,6 +63,9 @@ struct ServedService {
   std::string name;  // full name, "certkv.gate.v1.Gate", under which health knows it
   std::vector<grpc::Service*> services;
   std::function<void()> drain;  // called once: no new work, end streams; doesn't block
+  // Calls what it is given once, when the service serves: now, or later from any thread. Null: it
+  // serves from the start. Until then health says NOT_SERVING.
+  std::function<void(std::function<void()>)> when_ready = nullptr;
 };
 
 // Invariants:

@@ -85,8 +85,10 @@ class ServerRunnerTest : public ::testing::Test {
   absl::Status Start() {
     runner_ = std::make_unique<ServerRunner>("test", config_);
     gate_.io = runner_->io_context();
-    return runner_->Start(
-        {{.name = kGateName, .services = {&gate_}, .drain = [this] { drained_ = true; }}});
+    return runner_->Start({{.name = kGateName,
+                            .services = {&gate_},
+                            .drain = [this] { drained_ = true; },
+                            .when_ready = when_ready_}});
   }
   std::shared_ptr<grpc::Channel> Channel(int index = 0) {
     grpc::ChannelArguments arguments;
@@ -109,6 +111,7 @@ class ServerRunnerTest : public ::testing::Test {
   ServerConfig config_;
   SlowGate gate_;
   std::atomic<bool> drained_ = false;
+  std::function<void(std::function<void()>)> when_ready_;
   std::unique_ptr<ServerRunner> runner_;
 };
 
@@ -261,6 +264,33 @@ TEST_F(ServerRunnerTest, HealthKnowsTheServerAndEachService) {
   EXPECT_EQ(CheckHealth(Channel(), ""), HealthCheckResponse::SERVING);
   EXPECT_EQ(CheckHealth(Channel(), kGateName), HealthCheckResponse::SERVING);
   EXPECT_EQ(CheckHealth(Channel(), "certkv.nothing"), HealthCheckResponse::SERVICE_UNKNOWN);
+}
+
+TEST_F(ServerRunnerTest, HealthSaysServingOnceTheServiceIsReady) {
+  std::function<void()> ready;
+  when_ready_ = [&ready](std::function<void()> call) { ready = std::move(call); };
+  ASSERT_TRUE(Start().ok());
+  EXPECT_EQ(CheckHealth(Channel(), kGateName), HealthCheckResponse::NOT_SERVING);
+  EXPECT_EQ(CheckHealth(Channel(), ""), HealthCheckResponse::NOT_SERVING);
+  HealthWatch service(Channel(), kGateName);
+  HealthWatch whole(Channel(), "");
+  ready();
+  EXPECT_EQ(CheckHealth(Channel(), kGateName), HealthCheckResponse::SERVING);
+  EXPECT_EQ(CheckHealth(Channel(), ""), HealthCheckResponse::SERVING);
+  runner_->Stop();
+  for (HealthWatch* watch : {&service, &whole}) {
+    EXPECT_THAT(watch->Join(),
+                ElementsAre(HealthCheckResponse::NOT_SERVING, HealthCheckResponse::SERVING,
+                            HealthCheckResponse::NOT_SERVING));
+  }
+}
+
+TEST_F(ServerRunnerTest, AServerThatStopsBeforeItIsReadyEndsItsWatches) {
+  when_ready_ = [](const std::function<void()>&) {};
+  ASSERT_TRUE(Start().ok());
+  HealthWatch watch(Channel(), kGateName);
+  runner_->Stop();
+  EXPECT_THAT(watch.Join(), ElementsAre(HealthCheckResponse::NOT_SERVING));
 }
 
 TEST_F(ServerRunnerTest, ReflectionListsTheServices) {

@@ -19,6 +19,7 @@ struct BlockCheck {
   // For those who pass it on; not looked at.
   BlockKey parent{};
   int64_t seal_time_ms = 0;
+  TenantIndex tenant{};
   // Out. `moved`: a slot went to another block meanwhile, and the rest says nothing.
   bool moved = false;
   bool planes_ok = true;

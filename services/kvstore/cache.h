@@ -39,10 +39,12 @@ struct StoreCounters {
   int64_t blocks_scrubbed = 0;  // blocks, bytes and rounds of the background check
   int64_t bytes_scrubbed = 0;
   int64_t scrub_rounds = 0;
-  int64_t blocks_rebuilt = 0;   // planes were damaged and made again from the originals
-  int64_t blocks_lost = 0;      // originals were damaged
-  int64_t blocks_spilled = 0;   // left memory with a copy on disk; not among the evicted
-  int64_t blocks_restored = 0;  // came back from there
+  int64_t blocks_rebuilt = 0;      // planes were damaged and made again from the originals
+  int64_t blocks_lost = 0;         // originals were damaged
+  int64_t blocks_spilled = 0;      // left memory with a copy on disk; not among the evicted
+  int64_t blocks_restored = 0;     // came back from there
+  int64_t blocks_prefetched = 0;   // of these, after the lookup that asked for them
+  int64_t prefetches_refused = 0;  // blocks that it left on disk for want of room
 };
 
 // Slots of both tiers, being written. They count to the tenant from now on.

@@ -58,8 +58,9 @@ void AddTenantFields(KvStoreConfig* config, ConfigSection* section) {
   section->AddInteger("tenant_limit", &config->tenant_limit, {1, 65536}, "tenants",
                       "tenants with sessions or blocks at a time; quotas are in kvstore_tenants");
   section->AddCheck([config] {
-    return kvstore::CheckTenantQuotas(config->tenant_quotas,
-                                      {config->device_memory_bytes, config->backing_memory_bytes});
+    return kvstore::CheckTenantQuotas(
+        config->tenant_quotas,
+        {config->device_memory_bytes, config->backing_memory_bytes, config->spill_size_bytes});
   });
   section->AddCheck([config] {
     if (config->watermark_low_percent <= config->watermark_high_percent) return absl::OkStatus();
@@ -87,6 +88,9 @@ ConfigSection QuotaSection(kvstore::TenantQuota* quota) {
   section.AddSize("backing_limit", &quota->backing_limit_bytes, range,
                   "the same for the backing tier; a write that would need more makes room among "
                   "the tenant's own blocks, or is refused; 0 means no limit");
+  section.AddSize("spill_limit", &quota->spill_limit_bytes, {0, int64_t{1} << 50},
+                  "of the disk, of all caches together: beyond it the tenant's own oldest blocks "
+                  "go, and nobody else's; 0 means no limit but spill_size");
   return section;
 }
 
@@ -132,9 +136,14 @@ void AddSpillFields(KvStoreConfig* config, ConfigSection* section) {
                    "their files are compacted: leave as much again free");
   section->AddDuration("spill_ttl", &config->spill_ttl_ms, {0, int64_t{365} * 24 * 3'600'000},
                        "a block on disk is forgotten so long after it was written; 0s means never");
-  section->AddDuration("spill_wait", &config->spill_wait_ms, {0, 3'600'000},
-                       "how long a lookup goes on bringing blocks back from disk; what is not "
-                       "back by then ends its prefix, and the next lookup goes on");
+  section->AddDuration(
+      "spill_wait", &config->spill_wait_ms, {0, 3'600'000},
+      "how long a lookup goes on bringing blocks back from disk; what is not "
+      "back by then ends its prefix, and comes in the background (spill_prefetch)");
+  section->AddSize("spill_prefetch", &config->spill_prefetch_bytes, {0, int64_t{1} << 46},
+                   "memory of the blocks that lookups found on disk and did not wait for, and that "
+                   "are on their way; they take free memory within their tenant's quota alone; 0 "
+                   "turns it off");
   section->AddInteger("spill_ahead_percent", &config->spill_ahead_percent, {0, 100}, "percent",
                       "share of a cache's backing slots that are free or hold blocks that are on "
                       "disk already, so that writers need not wait for the disk");
@@ -168,20 +177,21 @@ ConfigList KvStoreTenantsList(KvStoreConfig* config) {
   auto* quotas = &config->tenant_quotas;
   // Outlives the list as the program does: a sample of what an element is by default.
   static kvstore::TenantQuota sample;
-  return {.name = "kvstore_tenants",
-          .description =
-              "What each tenant may have of the store's memory, of each registered cache. The "
-              "guarantees of all tenants together fit the tier.",
-          .count_max = kvstore::kTenantQuotasMax,
-          .clear = [quotas] { quotas->clear(); },
-          .add = [quotas] { return QuotaSection(&quotas->emplace_back()); },
-          .elements =
-              [quotas] {
-                std::vector<ConfigSection> sections;
-                for (kvstore::TenantQuota& one : *quotas) sections.push_back(QuotaSection(&one));
-                return sections;
-              },
-          .sample = QuotaSection(&sample)};
+  return {
+      .name = "kvstore_tenants",
+      .description =
+          "What each tenant may have of the store's memory, of each registered cache, and of its "
+          "disk. The guarantees of all tenants together fit the tier.",
+      .count_max = kvstore::kTenantQuotasMax,
+      .clear = [quotas] { quotas->clear(); },
+      .add = [quotas] { return QuotaSection(&quotas->emplace_back()); },
+      .elements =
+          [quotas] {
+            std::vector<ConfigSection> sections;
+            for (kvstore::TenantQuota& one : *quotas) sections.push_back(QuotaSection(&one));
+            return sections;
+          },
+      .sample = QuotaSection(&sample)};
 }
 
 ConfigList KvStorePoolsList(KvStoreConfig* config) {

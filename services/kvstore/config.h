@@ -41,6 +41,7 @@ struct KvStoreConfig {
   int64_t spill_size_bytes = int64_t{64} << 30;
   int64_t spill_ttl_ms = int64_t{7} * 24 * 3'600'000;
   int64_t spill_wait_ms = 2000;
+  int64_t spill_prefetch_bytes = int64_t{256} << 20;
   int32_t spill_ahead_percent = 10;
   std::string fd_socket;  // "": DefaultFdSocket()
   std::vector<kvstore::PoolConfig> pools;

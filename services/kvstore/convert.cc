@@ -23,6 +23,31 @@ absl::StatusOr<BlockKey> KeyFromProto(const std::string& bytes, absl::string_vie
   return WithContext(key.status(), absl::StrCat(field, "[", index, "]"));
 }
 
+void SpillStatsToProto(const SpillStats& stats, v1::SpillStats* proto) {
+  proto->set_error(stats.error);
+  const bool opening = stats.opening;
+  proto->set_blocks(opening ? stats.progress.blocks : stats.blocks);
+  proto->set_bytes(opening ? stats.progress.bytes : stats.bytes);
+  proto->set_blocks_written(stats.blocks_written);
+  proto->set_blocks_read(stats.blocks_read);
+  proto->set_blocks_expired(stats.blocks_expired);
+  proto->set_blocks_damaged(stats.blocks_damaged);
+  proto->set_write_errors(stats.write_errors);
+  proto->set_state(opening          ? v1::SPILL_STATE_OPENING
+                   : stats.degraded ? v1::SPILL_STATE_DEGRADED
+                                    : v1::SPILL_STATE_WORKS);
+  proto->set_slow_calls(stats.slow_calls);
+  proto->set_blocks_over_quota(stats.blocks_over_quota);
+  proto->set_blocks_refused(stats.blocks_refused);
+  for (const TenantSpill& tenant : stats.tenants) {
+    v1::TenantSpill* entry = proto->add_tenants();
+    entry->set_tenant(tenant.tenant);
+    entry->set_blocks(tenant.blocks);
+    entry->set_bytes(tenant.bytes);
+    entry->set_limit_bytes(tenant.limit_bytes);
+  }
+}
+
 }  // namespace
 
 absl::StatusOr<std::vector<BlockKey>> BlockKeysFromProto(
@@ -170,20 +195,11 @@ void StatsToProto(const StoreStats& stats, v1::Stats* proto) {
   proto->set_blocks_lost(stats.counters.blocks_lost);
   proto->set_blocks_spilled(stats.counters.blocks_spilled);
   proto->set_blocks_restored(stats.counters.blocks_restored);
+  proto->set_blocks_prefetched(stats.counters.blocks_prefetched);
+  proto->set_prefetches_refused(stats.counters.prefetches_refused);
   proto->set_memory_bytes(stats.memory_bytes);
   proto->set_memory_limit_bytes(stats.memory_limit_bytes);
-  if (!stats.spill.enabled) return;
-  v1::SpillStats* spill = proto->mutable_spill();
-  spill->set_error(stats.spill.error);
-  spill->set_blocks(stats.spill.blocks);
-  spill->set_bytes(stats.spill.bytes);
-  spill->set_blocks_written(stats.spill.blocks_written);
-  spill->set_blocks_read(stats.spill.blocks_read);
-  spill->set_blocks_expired(stats.spill.blocks_expired);
-  spill->set_blocks_damaged(stats.spill.blocks_damaged);
-  spill->set_write_errors(stats.spill.write_errors);
-  spill->set_state(stats.spill.degraded ? v1::SPILL_STATE_DEGRADED : v1::SPILL_STATE_WORKS);
-  spill->set_slow_calls(stats.spill.slow_calls);
+  if (stats.spill.enabled) SpillStatsToProto(stats.spill, proto->mutable_spill());
 }
 
 StoreStats VisibleStats(StoreStats stats, const Identity& caller) {

@@ -24,11 +24,24 @@ constexpr MetricInfo kInfos[] = {
      "Blocks that lookups asked for, and those they found; the hit rate is found / asked"},
     {"certkv_kvstore_block_events_total", MetricKind::kCounter, "event",
      "What happened to blocks: sealed, shared, aborted, demoted, promoted, evicted, spilled, "
-     "restored, rebuilt, lost"},
+     "restored, prefetched (restored after the lookup), prefetch_refused (no room), rebuilt, lost"},
     {"certkv_kvstore_scrubbed_bytes_total", MetricKind::kCounter, "",
      "Bytes that the background check has read"},
+    {"certkv_kvstore_disk_opening_blocks", MetricKind::kGauge, "",
+     "Blocks of the disk tier whose index was read so far while the store opens and serves "
+     "nothing; "
+     "0 once it is open; only with a disk tier"},
+    {"certkv_kvstore_disk_opening_bytes", MetricKind::kGauge, "", "Their bytes"},
+    {"certkv_kvstore_disk_open_total", MetricKind::kGauge, "",
+     "1 when the disk tier is open, 0 while its index is read and the store serves nothing"},
     {"certkv_kvstore_disk_blocks_total", MetricKind::kCounter, "event",
-     "Blocks of the disk tier: written, read, expired, damaged, write_error; only with one"},
+     "Blocks of the disk tier: written, read, expired, over_quota (of their tenant), refused (a "
+     "limit "
+     "leaves no room), damaged, write_error; only with one"},
+    {"certkv_kvstore_tenant_disk_bytes", MetricKind::kGauge, "tenant",
+     "Bytes on disk of each tenant that has some and a spill_limit"},
+    {"certkv_kvstore_tenant_disk_limit_bytes", MetricKind::kGauge, "tenant",
+     "spill_limit of each of these"},
 };
 
 struct Event {
@@ -36,11 +49,18 @@ struct Event {
   int64_t StoreCounters::*count;
 };
 constexpr Event kEvents[] = {
-    {"sealed", &StoreCounters::blocks_sealed},     {"shared", &StoreCounters::blocks_shared},
-    {"aborted", &StoreCounters::blocks_aborted},   {"demoted", &StoreCounters::blocks_demoted},
-    {"promoted", &StoreCounters::blocks_promoted}, {"evicted", &StoreCounters::blocks_evicted},
-    {"spilled", &StoreCounters::blocks_spilled},   {"restored", &StoreCounters::blocks_restored},
-    {"rebuilt", &StoreCounters::blocks_rebuilt},   {"lost", &StoreCounters::blocks_lost},
+    {"sealed", &StoreCounters::blocks_sealed},
+    {"shared", &StoreCounters::blocks_shared},
+    {"aborted", &StoreCounters::blocks_aborted},
+    {"demoted", &StoreCounters::blocks_demoted},
+    {"promoted", &StoreCounters::blocks_promoted},
+    {"evicted", &StoreCounters::blocks_evicted},
+    {"spilled", &StoreCounters::blocks_spilled},
+    {"restored", &StoreCounters::blocks_restored},
+    {"prefetched", &StoreCounters::blocks_prefetched},
+    {"prefetch_refused", &StoreCounters::prefetches_refused},
+    {"rebuilt", &StoreCounters::blocks_rebuilt},
+    {"lost", &StoreCounters::blocks_lost},
 };
 
 void CollectTiers(const StoreStats& stats, MetricSink* sink) {
@@ -95,13 +115,24 @@ void CollectStoreMetrics(const StoreStats& stats, MetricSink* sink) {
   if (!stats.spill.enabled) return;
   const SpillStats& spill = stats.spill;
   sink->Add("certkv_kvstore_tier_bytes", static_cast<double>(spill.bytes), {{"tier", "disk"}});
-  const std::pair<const char*, int64_t> disk[] = {{"written", spill.blocks_written},
-                                                  {"read", spill.blocks_read},
-                                                  {"expired", spill.blocks_expired},
-                                                  {"damaged", spill.blocks_damaged},
-                                                  {"write_error", spill.write_errors}};
+  const SpillProgress progress = spill.opening ? spill.progress : SpillProgress{};
+  sink->Add("certkv_kvstore_disk_opening_blocks", static_cast<double>(progress.blocks));
+  sink->Add("certkv_kvstore_disk_opening_bytes", static_cast<double>(progress.bytes));
+  sink->Add("certkv_kvstore_disk_open_total", spill.opening ? 0 : 1);
+  const std::pair<const char*, int64_t> disk[] = {
+      {"written", spill.blocks_written},  {"read", spill.blocks_read},
+      {"expired", spill.blocks_expired},  {"over_quota", spill.blocks_over_quota},
+      {"refused", spill.blocks_refused},  {"damaged", spill.blocks_damaged},
+      {"write_error", spill.write_errors}};
   for (const auto& [event, count] : disk) {
     sink->Add("certkv_kvstore_disk_blocks_total", static_cast<double>(count), {{"event", event}});
+  }
+  for (const TenantSpill& tenant : spill.tenants) {
+    if (tenant.limit_bytes == 0) continue;
+    sink->Add("certkv_kvstore_tenant_disk_bytes", static_cast<double>(tenant.bytes),
+              {{"tenant", tenant.tenant}});
+    sink->Add("certkv_kvstore_tenant_disk_limit_bytes", static_cast<double>(tenant.limit_bytes),
+              {{"tenant", tenant.tenant}});
   }
 }
 

@@ -4,27 +4,21 @@
 #include <utility>
 //
 #include <algorithm>
-#include <atomic>
 #include <boost/asio/io_context.hpp>
 #include <chrono>
 #include <functional>
+#include <optional>
 #include <thread>
 
-#include "absl/synchronization/mutex.h"
-#include "certkv/kvstore/v1/kvstore.grpc.pb.h"
+#include "absl/time/time.h"
 #include "kernels/core/status.h"
-#include "services/common/access_control.h"
-#include "services/common/convert.h"
-#include "services/common/errors.h"
 #include "services/common/log.h"
-#include "services/common/retry_delay.h"
 #include "services/kvstore/compute_pool.h"
-#include "services/kvstore/convert.h"
 #include "services/kvstore/fd_server.h"
 #include "services/kvstore/metrics.h"
 #include "services/kvstore/periodic_job.h"
 #include "services/kvstore/scrubber.h"
-#include "services/kvstore/service_watch.h"
+#include "services/kvstore/service_calls.h"
 #include "services/kvstore/spill_open.h"
 #include "services/kvstore/store_engine.h"
 #include "services/kvstore/ticker.h"
@@ -35,355 +29,11 @@ namespace {
 
 // Connections to the descriptor socket beside those of attached sessions.
 constexpr int32_t kSpareConnections = 64;
-constexpr absl::string_view kDomain = "kvstore.certkv";
 
 int32_t SealThreads(const KvStoreConfig& config) {
   if (config.seal_threads > 0) return config.seal_threads;
   return std::max(1, static_cast<int32_t>(std::thread::hardware_concurrency()));
 }
-
-absl::Status Stopping() {
-  return MakeError(absl::StatusCode::kUnavailable, "STORE_STOPPING",
-                   "the store is stopping; retry when it is back");
-}
-
-void FillLeased(const LeasedBlocks& leased,
-                google::protobuf::RepeatedPtrField<type::BlockHandle>* to) {
-  to->Reserve(static_cast<int>(leased.blocks.size()));
-  for (const BlockHandle& handle : leased.blocks) *to->Add() = BlockHandleToProto(handle);
-}
-
-absl::Status LookupToProto(const absl::StatusOr<LeasedBlocks>& leased,
-                           v1::LookupAndLeaseResponse* response) {
-  CERTKV_RETURN_IF_ERROR(leased.status());
-  FillLeased(*leased, response->mutable_blocks());
-  response->set_lease_id(static_cast<int64_t>(leased->lease));
-  response->set_expire_time_ms(leased->expire_time_ms);
-  return absl::OkStatus();
-}
-
-// The RPCs. Every call ends on gRPC's thread, or, where it computes, on one of the pool.
-class KvStoreService final : public v1::KvStore::CallbackService {
- public:
-  KvStoreService(StoreEngine* engine, ComputePool* pool, const AccessControl* access,
-                 std::string fd_socket)
-      : engine_(engine), pool_(pool), access_(access), fd_socket_(std::move(fd_socket)) {}
-
-  void Drain() { is_draining_.store(true); }
-
-  grpc::ServerUnaryReactor* RegisterCache(grpc::CallbackServerContext* context,
-                                          const v1::RegisterCacheRequest* request,
-                                          v1::RegisterCacheResponse* response) override {
-    return Answer(context, Scope::kWrite, {}, [&](const Identity& caller) -> absl::Status {
-      CERTKV_ASSIGN_OR_RETURN(const std::string tenant, caller.ResolveTenant(request->tenant()));
-      CERTKV_ASSIGN_OR_RETURN(const CacheSpec spec, CacheSpecFromProto(request->spec()));
-      CERTKV_ASSIGN_OR_RETURN(const RegisteredCache cache, engine_->RegisterCache(spec, tenant));
-      response->set_cache_id(static_cast<int64_t>(cache.cache));
-      response->set_spec_digest(std::string(cache.digest.view()));
-      response->set_device_slot_count(cache.device_slot_count);
-      response->set_backing_slot_count(cache.backing_slot_count);
-      response->set_tenant_salt(cache.key_salt);
-      return absl::OkStatus();
-    });
-  }
-
-  grpc::ServerUnaryReactor* AttachWorker(grpc::CallbackServerContext* context,
-                                         const v1::AttachWorkerRequest* request,
-                                         v1::AttachWorkerResponse* response) override {
-    const bool reads_only = request->role() == v1::SESSION_ROLE_READER;
-    const Scope scope = reads_only ? Scope::kRead : Scope::kWrite;
-    return Answer(context, scope, {}, [&](const Identity& caller) -> absl::Status {
-      CERTKV_ASSIGN_OR_RETURN(AttachRequest attach, AttachRequestFromProto(*request));
-      CERTKV_RETURN_IF_ERROR(CheckCache(caller, attach.cache));
-      CERTKV_ASSIGN_OR_RETURN(attach.tenant, caller.ResolveTenant(request->tenant()));
-      CERTKV_ASSIGN_OR_RETURN(const AttachedSession attached, engine_->AttachWorker(attach));
-      response->set_session_id(static_cast<int64_t>(attached.session));
-      response->set_fd_token(attached.fd_token);
-      response->set_fd_socket(fd_socket_);
-      response->set_staging_slot_count(attached.staging_slot_count);
-      response->set_staging_id(attached.staging_id);
-      return absl::OkStatus();
-    });
-  }
-
-  grpc::ServerUnaryReactor* DetachWorker(grpc::CallbackServerContext* context,
-                                         const v1::DetachWorkerRequest* request,
-                                         v1::DetachWorkerResponse* /*response*/) override {
-    const SessionId session{request->session_id()};
-    return Answer(context, Scope::kRead, {}, [&](const Identity& caller) {
-      // Somebody else's session is as one that has ended: nothing happens.
-      if (!CheckSession(caller, session).ok()) return absl::OkStatus();
-      engine_->EndSession(session, "it was detached");
-      return absl::OkStatus();
-    });
-  }
-
-  grpc::ServerUnaryReactor* LookupAndLease(grpc::CallbackServerContext* context,
-                                           const v1::LookupAndLeaseRequest* request,
-                                           v1::LookupAndLeaseResponse* response) override {
-    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-    absl::StatusOr<std::vector<BlockKey>> keys = BlockKeysFromProto(request->block_keys());
-    const SessionId session{request->session_id()};
-    absl::Status status = CheckCall(*context, Scope::kRead, session).status();
-    if (status.ok()) status = keys.status();
-    if (!status.ok()) return Finish(reactor, status);
-    const int64_t duration_ms = request->lease_duration_ms();
-    const auto leased = engine_->TryLookupAndLease(session, *keys, duration_ms);
-    if (leased.has_value()) return Finish(reactor, LookupToProto(*leased, response));
-    return Compute(context, reactor, [=, this, keys = *std::move(keys)] {
-      return LookupToProto(engine_->LookupAndLease(session, keys, duration_ms), response);
-    });
-  }
-
-  grpc::ServerUnaryReactor* ReserveBlocks(grpc::CallbackServerContext* context,
-                                          const v1::ReserveBlocksRequest* request,
-                                          v1::ReserveBlocksResponse* response) override {
-    return Answer(context, Scope::kWrite, SessionId{request->session_id()},
-                  [&](const Identity&) -> absl::Status {
-                    CERTKV_ASSIGN_OR_RETURN(const std::vector<int32_t> slots,
-                                            engine_->ReserveBlocks(SessionId{request->session_id()},
-                                                                   request->block_count()));
-                    response->mutable_staging_slots()->Add(slots.begin(), slots.end());
-                    return absl::OkStatus();
-                  });
-  }
-
-  grpc::ServerUnaryReactor* SealBlocks(grpc::CallbackServerContext* context,
-                                       const v1::SealBlocksRequest* request,
-                                       v1::SealBlocksResponse* response) override {
-    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-    absl::StatusOr<std::vector<SealEntry>> entries = SealEntriesFromProto(request->entries());
-    const absl::StatusOr<SealOptions> options = SealOptionsFromProto(*request);
-    const absl::Status admitted =
-        CheckCall(*context, Scope::kWrite, SessionId{request->session_id()}).status();
-    // A stranger frees nobody's slots.
-    if (!admitted.ok() && !absl::IsUnavailable(admitted)) return Finish(reactor, admitted);
-    absl::Status status = admitted;
-    if (status.ok()) status = entries.status();
-    if (status.ok()) status = options.status();
-    if (!status.ok()) {
-      AbortNamedSlots(*request);
-      return Finish(reactor, admitted.ok() ? entries.status() : admitted);
-    }
-    const auto seal = [=, this, entries = *std::move(entries),
-                       options = *options]() -> absl::Status {
-      CERTKV_ASSIGN_OR_RETURN(
-          const LeasedBlocks leased,
-          engine_->SealBlocks(SessionId{request->session_id()}, entries, options));
-      FillLeased(leased, response->mutable_blocks());
-      response->set_shared_count(leased.shared_count);
-      response->set_lease_id(static_cast<int64_t>(leased.lease));
-      response->set_expire_time_ms(leased.expire_time_ms);
-      return absl::OkStatus();
-    };
-    return Compute(context, reactor, seal, [this, context, request] {
-      // Whoever has gone does not come back for its slots.
-      if (!request->keep_slots_for_retry() || context->IsCancelled()) {
-        AbortNamedSlots(*request);
-      }
-    });
-  }
-
-  grpc::ServerUnaryReactor* AbortBlocks(grpc::CallbackServerContext* context,
-                                        const v1::AbortBlocksRequest* request,
-                                        v1::AbortBlocksResponse* /*response*/) override {
-    return Answer(context, Scope::kWrite, SessionId{request->session_id()}, [&](const Identity&) {
-      return engine_->AbortBlocks(SessionId{request->session_id()}, request->staging_slots());
-    });
-  }
-
-  grpc::ServerUnaryReactor* RenewLease(grpc::CallbackServerContext* context,
-                                       const v1::RenewLeaseRequest* request,
-                                       v1::RenewLeaseResponse* response) override {
-    return Answer(context, Scope::kRead, SessionId{request->session_id()},
-                  [&](const Identity&) -> absl::Status {
-                    CERTKV_ASSIGN_OR_RETURN(const int64_t expire_time_ms,
-                                            engine_->RenewLease(SessionId{request->session_id()},
-                                                                LeaseId{request->lease_id()},
-                                                                request->lease_duration_ms()));
-                    response->set_expire_time_ms(expire_time_ms);
-                    return absl::OkStatus();
-                  });
-  }
-
-  grpc::ServerUnaryReactor* ReleaseLease(grpc::CallbackServerContext* context,
-                                         const v1::ReleaseLeaseRequest* request,
-                                         v1::ReleaseLeaseResponse* /*response*/) override {
-    return Answer(context, Scope::kRead, SessionId{request->session_id()}, [&](const Identity&) {
-      return engine_->ReleaseLease(SessionId{request->session_id()}, LeaseId{request->lease_id()});
-    });
-  }
-
-  grpc::ServerUnaryReactor* PinBlocks(grpc::CallbackServerContext* context,
-                                      const v1::PinBlocksRequest* request,
-                                      v1::PinBlocksResponse* /*response*/) override {
-    return Answer(context, Scope::kWrite, SessionId{request->session_id()},
-                  [&](const Identity&) -> absl::Status {
-                    CERTKV_ASSIGN_OR_RETURN(const auto keys,
-                                            BlockKeysFromProto(request->block_keys()));
-                    return engine_->PinBlocks(SessionId{request->session_id()}, keys,
-                                              request->pinned(), request->ttl_ms());
-                  });
-  }
-
-  grpc::ServerUnaryReactor* DropBlocks(grpc::CallbackServerContext* context,
-                                       const v1::DropBlocksRequest* request,
-                                       v1::DropBlocksResponse* response) override {
-    return Answer(
-        context, Scope::kWrite, SessionId{request->session_id()},
-        [&](const Identity&) -> absl::Status {
-          CERTKV_ASSIGN_OR_RETURN(const auto keys, BlockKeysFromProto(request->block_keys()));
-          CERTKV_ASSIGN_OR_RETURN(const int32_t dropped_count,
-                                  engine_->DropBlocks(SessionId{request->session_id()}, keys));
-          response->set_dropped_count(dropped_count);
-          return absl::OkStatus();
-        });
-  }
-
-  grpc::ServerUnaryReactor* FetchOriginals(grpc::CallbackServerContext* context,
-                                           const v1::FetchOriginalsRequest* request,
-                                           v1::FetchOriginalsResponse* response) override {
-    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-    absl::StatusOr<std::vector<BlockKey>> keys = BlockKeysFromProto(request->block_keys());
-    absl::Status status =
-        CheckCall(*context, Scope::kRead, SessionId{request->session_id()}).status();
-    if (status.ok()) status = keys.status();
-    if (!status.ok()) return Finish(reactor, status);
-    return Compute(context, reactor, [=, this, keys = *std::move(keys)]() -> absl::Status {
-      CERTKV_ASSIGN_OR_RETURN(const std::vector<BlockHandle> handles,
-                              engine_->FetchOriginals(SessionId{request->session_id()},
-                                                      LeaseId{request->lease_id()}, keys));
-      for (const BlockHandle& handle : handles) {
-        *response->add_blocks() = BlockHandleToProto(handle);
-      }
-      return absl::OkStatus();
-    });
-  }
-
-  grpc::ServerUnaryReactor* GetBlock(grpc::CallbackServerContext* context,
-                                     const v1::GetBlockRequest* request,
-                                     v1::Block* response) override {
-    return Answer(context, Scope::kRead, {}, [&](const Identity& caller) -> absl::Status {
-      CERTKV_RETURN_IF_ERROR(CheckCache(caller, CacheId{request->cache_id()}));
-      CERTKV_ASSIGN_OR_RETURN(const BlockKey key, BlockKeyFromBytes(request->block_key()));
-      CERTKV_ASSIGN_OR_RETURN(const BlockInfo info,
-                              engine_->GetBlock(CacheId{request->cache_id()}, key));
-      BlockInfoToProto(info, response);
-      return absl::OkStatus();
-    });
-  }
-
-  grpc::ServerUnaryReactor* ListBlocks(grpc::CallbackServerContext* context,
-                                       const v1::ListBlocksRequest* request,
-                                       v1::ListBlocksResponse* response) override {
-    return Answer(context, Scope::kRead, {}, [&](const Identity& caller) -> absl::Status {
-      CERTKV_RETURN_IF_ERROR(CheckCache(caller, CacheId{request->cache_id()}));
-      CERTKV_ASSIGN_OR_RETURN(const BlockPage page,
-                              engine_->ListBlocks(CacheId{request->cache_id()},
-                                                  request->page_size(), request->page_token()));
-      for (const BlockInfo& info : page.blocks) BlockInfoToProto(info, response->add_blocks());
-      response->set_next_page_token(page.next_page_token);
-      return absl::OkStatus();
-    });
-  }
-
-  grpc::ServerUnaryReactor* GetStats(grpc::CallbackServerContext* context,
-                                     const v1::GetStatsRequest* /*request*/,
-                                     v1::Stats* response) override {
-    return Answer(context, Scope::kRead, {}, [&](const Identity& caller) {
-      StatsToProto(VisibleStats(engine_->GetStats(), caller), response);
-      return absl::OkStatus();
-    });
-  }
-
-  grpc::ServerWriteReactor<v1::BlockEvent>* WatchBlockEvents(
-      grpc::CallbackServerContext* context, const v1::WatchBlockEventsRequest* request) override {
-    const CacheId cache{request->cache_id()};
-    return StartWatch(CheckWatch(*context, cache), engine_->events(), cache, kDomain);
-  }
-
- private:
-  // Who calls, if it may: with that scope, and for the tenant of the session unless that is 0.
-  absl::StatusOr<IdentityPtr> CheckCall(const grpc::CallbackServerContext& context, Scope scope,
-                                        SessionId session) const {
-    const grpc::Status deadline = RequireDeadline(context, kDomain);
-    if (!deadline.ok()) return FromGrpcStatus(deadline);
-    CERTKV_ASSIGN_OR_RETURN(IdentityPtr caller, Admit(access_, context, scope));
-    if (session != SessionId{}) CERTKV_RETURN_IF_ERROR(CheckSession(*caller, session));
-    if (is_draining_.load()) return Stopping();
-    return caller;
-  }
-  absl::Status CheckSession(const Identity& caller, SessionId session) const {
-    if (caller.any_tenant) return absl::OkStatus();
-    return engine_->CheckSessionTenant(
-        session, [&caller](absl::string_view tenant) { return caller.MayUse(tenant); });
-  }
-  // Cache 0 is all.
-  absl::Status CheckCache(const Identity& caller, CacheId cache) const {
-    if (caller.any_tenant) return absl::OkStatus();
-    if (cache == CacheId{}) return caller.CheckAllTenants("a call about every cache");
-    return engine_->CheckCacheTenant(
-        cache, [&caller](absl::string_view tenant) { return caller.MayUse(tenant); });
-  }
-  absl::Status CheckWatch(const grpc::CallbackServerContext& context, CacheId cache) const {
-    CERTKV_ASSIGN_OR_RETURN(const IdentityPtr caller, Admit(access_, context, Scope::kRead));
-    CERTKV_RETURN_IF_ERROR(CheckCache(*caller, cache));
-    if (is_draining_.load()) return Stopping();
-    return cache == CacheId{} ? absl::OkStatus() : engine_->CheckCache(cache);
-  }
-
-  static grpc::ServerUnaryReactor* Finish(grpc::ServerUnaryReactor* reactor,
-                                          const absl::Status& status) {
-    reactor->Finish(ToGrpcStatus(status, kDomain));
-    return reactor;
-  }
-
-  // For calls that end at once.
-  template <typename Call>
-  grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* context, Scope scope,
-                                   SessionId session, const Call& call) {
-    const absl::StatusOr<IdentityPtr> caller = CheckCall(*context, scope, session);
-    const absl::Status status = caller.ok() ? call(**caller) : caller.status();
-    return Finish(context->DefaultReactor(), status);
-  }
-
-  // For calls that compute. `undo` runs instead where nobody waits for the answer any more, or the
-  // pool is full.
-  grpc::ServerUnaryReactor* Compute(
-      grpc::CallbackServerContext* context, grpc::ServerUnaryReactor* reactor,
-      std::function<absl::Status()> call, const std::function<void()>& undo = [] {}) {
-    const bool is_posted = pool_->TryPost([context, reactor, call = std::move(call), undo] {
-      if (!context->IsCancelled()) {
-        Finish(reactor, call());
-        return;
-      }
-      undo();
-      reactor->Finish(grpc::Status::CANCELLED);
-    });
-    if (is_posted) return reactor;
-    undo();
-    return Finish(
-        reactor,
-        WithRetryDelay(MakeError(absl::StatusCode::kResourceExhausted, "SEAL_QUEUE_FULL",
-                                 "too many calls wait to seal, promote or check blocks; retry "
-                                 "after some have ended, or raise seal_threads or "
-                                 "seal_queue_limit"),
-                       pool_->WaitEstimateMs()));
-  }
-
-  // The slots of a seal that is refused before it reaches the engine are freed all the same.
-  void AbortNamedSlots(const v1::SealBlocksRequest& request) {
-    std::vector<int32_t> slots;
-    for (const v1::SealEntry& entry : request.entries()) slots.push_back(entry.staging_slot());
-    engine_->AbortBlocks(SessionId{request.session_id()}, slots).IgnoreError();
-  }
-
-  StoreEngine* const engine_;
-  ComputePool* const pool_;
-  const AccessControl* const access_;  // null: everybody may call
-  const std::string fd_socket_;
-  std::atomic<bool> is_draining_{false};
-};
 
 }  // namespace
 }  // namespace kvstore
@@ -396,14 +46,19 @@ class KvStoreServer::Impl {
         pool(kvstore::SealThreads(config), config.seal_queue_limit),
         spill(std::move(spill_tier)),
         engine(config, clock, &pool, spill.get()),
-        service(&engine, &pool, access, fd_socket),
+        calls(kvstore::MakeStoreCalls(&engine, &pool, access, fd_socket)),
         ticker(std::make_shared<kvstore::Ticker>(&engine, io_context)),
         scrubber(&engine, config.scrub_bytes_per_second) {
+    if (spill != nullptr) loader.emplace(spill.get(), config.spill_directory, clock);
     StartJob(io_context, kWatermarkInterval, [this] { engine.KeepWatermarks(); });
     if (config.scrub_bytes_per_second > 0) {
       StartJob(io_context, kvstore::Scrubber::kInterval, [this] { scrubber.Run(); });
     }
     if (spill == nullptr) return;
+    StartJob(io_context, kPrefetchInterval, [this] {
+      for (int i = 0; i < kPrefetchesPerJob && engine.Prefetch(); ++i) {
+      }
+    });
     StartJob(io_context, kSpillInterval, [this] {
       engine.SpillAhead();
       spill->Expire();
@@ -412,6 +67,7 @@ class KvStoreServer::Impl {
   }
 
   ~Impl() {
+    loader.reset();
     ticker->Stop();
     for (const auto& job : jobs) job->Stop();
     fd_server.reset();
@@ -424,6 +80,16 @@ class KvStoreServer::Impl {
     jobs.push_back(
         std::make_shared<kvstore::PeriodicJob>(&pool, io_context, interval, std::move(run)));
     jobs.back()->Start();
+  }
+
+  // Serves as soon as the tier on disk is there; says so once.
+  void Open() {
+    if (!loader.has_value()) {
+      calls->Open();
+      return;
+    }
+    loader->WhenLoaded([this] { calls->Open(); });
+    loader->WaitUntilLoaded(kOpenWait);
   }
 
   // Says when the disk begins to fail or to be slow, and when it works again. Called by one job.
@@ -440,25 +106,36 @@ class KvStoreServer::Impl {
     }
   }
 
+  // A store that opens in less serves as soon as it listens.
+  static constexpr absl::Duration kOpenWait = absl::Milliseconds(500);
   static constexpr std::chrono::milliseconds kSpillInterval{200};
   static constexpr std::chrono::milliseconds kWatermarkInterval{50};
+  static constexpr std::chrono::milliseconds kPrefetchInterval{10};
+  static constexpr int kPrefetchesPerJob = 8;  // batches, so that a stop does not wait for many
 
   const std::string fd_socket;
   kvstore::ComputePool pool;
   const std::unique_ptr<kvstore::SpillTier> spill;  // null: none
   kvstore::StoreEngine engine;
-  kvstore::KvStoreService service;
+  const std::unique_ptr<kvstore::StoreCalls> calls;
   const std::shared_ptr<kvstore::Ticker> ticker;
   kvstore::Scrubber scrubber;
   std::string spill_error_said;
   std::vector<std::shared_ptr<kvstore::PeriodicJob>> jobs;
   std::unique_ptr<kvstore::FdServer> fd_server;
+  std::optional<kvstore::SpillLoader> loader;
 };
 
 absl::StatusOr<std::unique_ptr<KvStoreServer>> KvStoreServer::Create(
     const KvStoreConfig& config, const Clock* clock, boost::asio::io_context* io_context,
     const AccessControl* access) {
   CERTKV_ASSIGN_OR_RETURN(auto spill, kvstore::OpenSpill(config, clock));
+  return CreateOn(std::move(spill), config, clock, io_context, access);
+}
+
+absl::StatusOr<std::unique_ptr<KvStoreServer>> KvStoreServer::CreateOn(
+    std::unique_ptr<kvstore::SpillTier> spill, const KvStoreConfig& config, const Clock* clock,
+    boost::asio::io_context* io_context, const AccessControl* access) {
   auto impl = std::make_unique<Impl>(config, clock, io_context, std::move(spill), access);
   CERTKV_ASSIGN_OR_RETURN(
       impl->fd_server,
@@ -466,6 +143,7 @@ absl::StatusOr<std::unique_ptr<KvStoreServer>> KvStoreServer::Create(
                                  access == nullptr ? OwnUserOnly() : access->unix_peers()},
                                 &impl->engine, io_context));
   impl->ticker->Start();
+  impl->Open();
   return std::unique_ptr<KvStoreServer>(new KvStoreServer(std::move(impl)));
 }
 
@@ -473,7 +151,12 @@ KvStoreServer::KvStoreServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)
 
 KvStoreServer::~KvStoreServer() = default;
 
-std::vector<grpc::Service*> KvStoreServer::grpc_services() { return {&impl_->service}; }
+std::vector<grpc::Service*> KvStoreServer::grpc_services() { return {impl_->calls.get()}; }
+
+void KvStoreServer::WhenReady(std::function<void()> ready) {
+  if (!impl_->loader.has_value()) return ready();
+  impl_->loader->WhenLoaded(std::move(ready));
+}
 
 const std::string& KvStoreServer::fd_socket() const { return impl_->fd_socket; }
 
@@ -484,7 +167,7 @@ void KvStoreServer::CollectMetrics(MetricSink* sink) {
 }
 
 void KvStoreServer::Drain() {
-  impl_->service.Drain();
+  impl_->calls->Drain();
   impl_->engine.events()->CloseAll();
 }
 

@@ -65,7 +65,7 @@ class Simulation {
     tier_ = std::make_unique<SpillTier>(
         std::make_unique<FakeSpillStore>(&disk_),
         SpillLimits{.size_bytes = int64_t{55'000} * 24, .ttl_ms = 3'600'000}, &disk_clock_);
-    ASSERT_TRUE(tier_->Load([](int64_t) {}).ok());
+    ASSERT_TRUE(tier_->Load().ok());
     StoreShape shape;
     shape.device_slots = 8;
     shape.backing_slots = 12;

@@ -6,12 +6,14 @@
 #include <cstdint>
 #include <cstring>
 
+#include "services/kvstore/tenant_table.h"
+
 namespace certkv::kvstore {
 namespace {
 
 constexpr uint64_t kRecordMagic = 0x314c4c4950534b43;  // "CKSPILL1"
 
-// Little-endian.
+// Little-endian. The name of the tenant stands between payload_checksum and record_checksum.
 struct DiskRecord {
   uint64_t magic;
   uint8_t key[32];
@@ -21,13 +23,9 @@ struct DiskRecord {
   int64_t write_time_ms;
   int64_t payload_bytes;
   uint64_t payload_checksum;
-  uint64_t record_checksum;  // XXH3-64 of what comes before
 };
-static_assert(sizeof(DiskRecord) == 120);
-
-uint64_t RecordChecksum(const DiskRecord& record) {
-  return XXH3_64bits(&record, offsetof(DiskRecord, record_checksum));
-}
+static_assert(sizeof(DiskRecord) == 112);
+using RecordChecksum = uint64_t;  // XXH3-64 of what comes before
 
 }  // namespace
 
@@ -41,16 +39,23 @@ std::string EncodeSpillRecord(const SpilledBlock& block) {
   record.write_time_ms = block.write_time_ms;
   record.payload_bytes = block.payload_bytes;
   record.payload_checksum = block.payload_checksum;
-  record.record_checksum = RecordChecksum(record);
-  return std::string(reinterpret_cast<const char*>(&record), sizeof(record));
+  std::string bytes(reinterpret_cast<const char*>(&record), sizeof(record));
+  bytes += block.tenant;
+  const RecordChecksum checksum = XXH3_64bits(bytes.data(), bytes.size());
+  bytes.append(reinterpret_cast<const char*>(&checksum), sizeof(checksum));
+  return bytes;
 }
 
 bool ParseSpillRecord(absl::string_view bytes, SpilledBlock* block) {
   DiskRecord record{};
-  if (bytes.size() != sizeof(record)) return false;
+  RecordChecksum checksum = 0;
+  if (bytes.size() < sizeof(record) + sizeof(checksum)) return false;
+  const size_t checked_size = bytes.size() - sizeof(checksum);
   std::memcpy(&record, bytes.data(), sizeof(record));
-  if (record.magic != kRecordMagic || record.record_checksum != RecordChecksum(record) ||
-      record.payload_bytes <= 0) {
+  std::memcpy(&checksum, bytes.data() + checked_size, sizeof(checksum));
+  const absl::string_view tenant = bytes.substr(sizeof(record), checked_size - sizeof(record));
+  if (record.magic != kRecordMagic || checksum != XXH3_64bits(bytes.data(), checked_size) ||
+      record.payload_bytes <= 0 || !CheckTenantName(tenant).ok()) {
     return false;
   }
   std::memcpy(block->key.bytes.data(), record.key, sizeof(record.key));
@@ -60,6 +65,7 @@ bool ParseSpillRecord(absl::string_view bytes, SpilledBlock* block) {
   block->write_time_ms = record.write_time_ms;
   block->payload_bytes = record.payload_bytes;
   block->payload_checksum = record.payload_checksum;
+  block->tenant = std::string(tenant);
   return true;
 }
 

@@ -139,7 +139,7 @@ class RocksDbSpill final : public SpillStore {
   }
 
   absl::Status ForEach(
-      const std::function<void(const SpecDigest&, const SpilledBlock&)>& visit) override {
+      const std::function<bool(const SpecDigest&, const SpilledBlock&)>& visit) override {
     for (const auto& [digest, family] : Families()) {
       rocksdb::ReadOptions options;
       const std::string end(1, kRecordPrefix + 1);
@@ -150,8 +150,9 @@ class RocksDbSpill final : public SpillStore {
       for (it->Seek(std::string(1, kRecordPrefix)); it->Valid(); it->Next()) {
         SpilledBlock block;
         // A record that can't be read is a block that isn't there.
-        if (ParseSpillRecord({it->value().data(), it->value().size()}, &block)) {
-          visit(digest, block);
+        if (ParseSpillRecord({it->value().data(), it->value().size()}, &block) &&
+            !visit(digest, block)) {
+          return absl::OkStatus();
         }
       }
       CERTKV_RETURN_IF_ERROR(FromRocksDb(it->status(), "listing blocks"));

@@ -64,6 +64,7 @@ class SpillRocksDbTest : public testing::Test {
                     .ForEach([&](const SpecDigest& spec, const SpilledBlock& block) {
                       EXPECT_EQ(spec, spec_);
                       found[block.key] = block;
+                      return true;
                     })
                     .ok());
     return found;

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <string>
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
@@ -20,6 +21,8 @@ struct SpilledBlock {
   int64_t write_time_ms = 0;
   int64_t payload_bytes = 0;
   uint64_t payload_checksum = 0;  // XXH3-64; the store of the bytes fills and compares it
+  int64_t version = 0;            // of the index, in this process: changes with each write
+  std::string tenant;             // whose block it is; a valid name, or "" for nobody in particular
 };
 
 // A block is there as a whole or not at all, also after the process was killed in the middle of a
@@ -31,9 +34,9 @@ class SpillStore {
  public:
   virtual ~SpillStore() = default;
 
-  // visit(...) for every block, in no order.
+  // visit(...) for every block, in no order, until one returns false.
   virtual absl::Status ForEach(
-      const std::function<void(const SpecDigest&, const SpilledBlock&)>& visit) = 0;
+      const std::function<bool(const SpecDigest&, const SpilledBlock&)>& visit) = 0;
   // Fills block->payload_checksum.
   virtual absl::Status Put(const SpecDigest& spec, absl::Span<const uint8_t> payload,
                            SpilledBlock* block) = 0;

@@ -1,6 +1,7 @@
 #include "services/kvstore/spill_tier.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "absl/container/flat_hash_set.h"
@@ -10,7 +11,8 @@
 namespace certkv::kvstore {
 namespace {
 
-constexpr int64_t kProgressBlocks = 65'536;
+constexpr int64_t kProgressBlocks = 1024;
+constexpr size_t kBlocksPerLock = 4096;  // put into the index between two looks of others
 
 }  // namespace
 
@@ -19,24 +21,37 @@ SpillTier::SpillTier(std::unique_ptr<SpillStore> store, const SpillLimits& limit
     : store_(std::move(store)), limits_(limits), clock_(clock) {
   absl::MutexLock lock(&mutex_);
   stats_.enabled = true;
+  stats_.opening = store_ != nullptr;
   if (store_ == nullptr) stats_.error = std::string(why.message());
 }
 
-absl::Status SpillTier::Load(const std::function<void(int64_t)>& progress) {
+absl::Status SpillTier::Load(const std::function<bool(const SpillProgress&)>& progress) {
   if (store_ == nullptr) return absl::OkStatus();
   std::vector<std::pair<SpecDigest, SpilledBlock>> found;
-  const absl::Status status =
-      store_->ForEach([&](const SpecDigest& spec, const SpilledBlock& block) {
-        found.emplace_back(spec, block);
-        if (static_cast<int64_t>(found.size()) % kProgressBlocks == 0) {
-          progress(static_cast<int64_t>(found.size()));
-        }
-      });
+  SpillProgress so_far;
+  bool is_cancelled = false;
+  absl::Status status = store_->ForEach([&](const SpecDigest& spec, const SpilledBlock& block) {
+    found.emplace_back(spec, block);
+    so_far.bytes += block.payload_bytes;
+    if (++so_far.blocks % kProgressBlocks != 0) return true;
+    {
+      absl::MutexLock lock(&mutex_);
+      stats_.progress = so_far;
+    }
+    is_cancelled = progress != nullptr && !progress(so_far);
+    return !is_cancelled;
+  });
+  if (is_cancelled) status = absl::CancelledError("the store stops while it opens");
   std::sort(found.begin(), found.end(), [](const auto& a, const auto& b) {
     return a.second.write_time_ms < b.second.write_time_ms;
   });
+  for (size_t begin = 0; begin < found.size() && !is_cancelled; begin += kBlocksPerLock) {
+    absl::MutexLock lock(&mutex_);
+    const size_t end = std::min(found.size(), begin + kBlocksPerLock);
+    for (size_t i = begin; i < end; ++i) Add(found[i].first, found[i].second);
+  }
   absl::MutexLock lock(&mutex_);
-  for (const auto& [spec, block] : found) Add(spec, block);
+  stats_.opening = is_cancelled;  // what was not read must not be written over
   if (!status.ok()) stats_.error = std::string(status.message());
   return status;
 }
@@ -57,13 +72,35 @@ std::optional<SpilledBlock> SpillTier::Find(const SpecDigest& spec, const BlockK
 bool SpillTier::CanWrite() const {
   if (store_ == nullptr) return false;
   absl::MutexLock lock(&mutex_);
-  return retry_time_ns_ <= clock_->MonotonicNs();
+  return !stats_.opening && retry_time_ns_ <= clock_->MonotonicNs();
+}
+
+SpillTier::Use& SpillTier::UseOf(absl::string_view tenant) {
+  const auto found = uses_.find(tenant);
+  if (found != uses_.end()) return found->second;
+  const int64_t limit = FindTenantQuota(limits_.quotas, tenant).spill_limit_bytes;
+  return uses_
+      .emplace(std::string(tenant), Use{.limit_bytes = limit == 0 ? limits_.size_bytes : limit})
+      .first->second;
+}
+
+void SpillTier::DropUnused(absl::string_view tenant) {
+  const auto found = uses_.find(tenant);
+  if (found == uses_.end() || !found->second.sequences.empty() || found->second.writing_bytes > 0) {
+    return;
+  }
+  uses_.erase(found);
 }
 
 void SpillTier::Add(const SpecDigest& spec, const SpilledBlock& block) {
   Remove(spec, block.key);
   by_age_[++sequence_] = Aged{spec, block.key};
-  specs_[spec][block.key] = Entry{block, sequence_};
+  Entry& entry = specs_[spec][block.key];
+  entry = Entry{block, sequence_};
+  entry.block.version = sequence_;
+  Use& use = UseOf(block.tenant);
+  use.sequences.insert(sequence_);
+  use.bytes += block.payload_bytes;
   ++stats_.blocks;
   stats_.bytes += block.payload_bytes;
 }
@@ -72,23 +109,46 @@ void SpillTier::Remove(const SpecDigest& spec, const BlockKey& key) {
   Blocks& blocks = specs_[spec];
   const auto entry = blocks.find(key);
   if (entry == blocks.end()) return;
+  const SpilledBlock& block = entry->second.block;
   --stats_.blocks;
-  stats_.bytes -= entry->second.block.payload_bytes;
+  stats_.bytes -= block.payload_bytes;
+  Use& use = UseOf(block.tenant);
+  use.bytes -= block.payload_bytes;
+  use.sequences.erase(entry->second.sequence);
+  DropUnused(block.tenant);
   by_age_.erase(entry->second.sequence);
   blocks.erase(entry);
 }
 
-std::vector<SpillTier::Aged> SpillTier::TakeOldest(
-    const std::function<bool(const SpilledBlock&)>& is_over) {
-  std::vector<Aged> taken;
-  while (!by_age_.empty()) {
-    const Aged oldest = by_age_.begin()->second;
-    if (!is_over(specs_[oldest.spec][oldest.key].block)) break;
-    Remove(oldest.spec, oldest.key);
-    ++stats_.blocks_expired;
-    taken.push_back(oldest);
+void SpillTier::Take(int64_t sequence, int64_t* count, std::vector<Aged>* taken) {
+  const Aged block = by_age_.at(sequence);
+  Remove(block.spec, block.key);
+  ++*count;
+  taken->push_back(block);
+}
+
+bool SpillTier::MakeRoom(absl::string_view tenant, int64_t size, std::vector<Aged>* taken) {
+  // The reference to a Use ends with its last block.
+  const auto over = [this, tenant, size] {
+    mutex_.AssertHeld();
+    const Use& use = UseOf(tenant);
+    return use.bytes + use.writing_bytes + size > use.limit_bytes;
+  };
+  while (over()) {
+    const Use& use = UseOf(tenant);
+    if (use.sequences.empty()) return false;
+    Take(*use.sequences.begin(), &stats_.blocks_over_quota, taken);
   }
-  return taken;
+  while (stats_.bytes + writing_bytes_ + size > limits_.size_bytes) {
+    if (by_age_.empty()) return false;
+    Take(by_age_.begin()->first, &stats_.blocks_expired, taken);
+  }
+  return true;
+}
+
+bool SpillTier::Admits(absl::string_view tenant, int64_t bytes) const {
+  const int64_t limit = FindTenantQuota(limits_.quotas, tenant).spill_limit_bytes;
+  return bytes <= limits_.size_bytes && (limit == 0 || bytes <= limit);
 }
 
 void SpillTier::DeleteAged(const std::vector<Aged>& blocks) {
@@ -128,40 +188,67 @@ void SpillTier::NoteDuration(int64_t start_ns) {
   slow_until_ns_ = now_ns + kTroubleNs;
 }
 
+absl::Status SpillTier::Reserve(const SpilledBlock& block, int64_t size, std::vector<Aged>* taken,
+                                bool* recover) {
+  absl::MutexLock lock(&mutex_);
+  if (store_ == nullptr || stats_.opening || retry_time_ns_ > clock_->MonotonicNs()) {
+    return MakeError(
+        absl::StatusCode::kUnavailable, "SPILL_FAILED",
+        stats_.opening ? "the index of blocks on disk is being read; write later" : stats_.error);
+  }
+  // Nobody goes for a block that does not fit all the same.
+  if (!Admits(block.tenant, size) || !MakeRoom(block.tenant, size, taken)) {
+    ++stats_.blocks_refused;
+    const int64_t limit_bytes = UseOf(block.tenant).limit_bytes;
+    DropUnused(block.tenant);
+    return MakeError(
+        absl::StatusCode::kResourceExhausted, "QUOTA_EXCEEDED",
+        absl::StrCat("a block of ", size, " bytes has no room on disk: tenant \"", block.tenant,
+                     "\" may have ", limit_bytes, " bytes, all together ", limits_.size_bytes,
+                     "; raise spill_limit of kvstore_tenants or spill_size"));
+  }
+  UseOf(block.tenant).writing_bytes += size;
+  writing_bytes_ += size;
+  *recover = needs_recovery_;
+  return absl::OkStatus();
+}
+
+void SpillTier::EndReservation(absl::string_view tenant, int64_t size) {
+  UseOf(tenant).writing_bytes -= size;
+  writing_bytes_ -= size;
+}
+
+absl::Status SpillTier::Put(const SpecDigest& spec, absl::Span<const uint8_t> payload,
+                            SpilledBlock* block) {
+  block->write_time_ms = clock_->NowMs();
+  const int64_t start_ns = clock_->MonotonicNs();
+  const absl::Status status = store_->Put(spec, payload, block);
+  NoteDuration(start_ns);
+  return status;
+}
+
 absl::Status SpillTier::Write(const SpecDigest& spec, SpilledBlock block,
                               absl::Span<const uint8_t> payload) {
+  const auto size = static_cast<int64_t>(payload.size());
   bool recover = false;
   std::vector<Aged> over;
-  {
-    absl::MutexLock lock(&mutex_);
-    if (store_ == nullptr || retry_time_ns_ > clock_->MonotonicNs()) {
-      return MakeError(absl::StatusCode::kUnavailable, "SPILL_FAILED", stats_.error);
-    }
-    recover = needs_recovery_;
-    const auto size = static_cast<int64_t>(payload.size());
-    over = TakeOldest([this, size](const SpilledBlock&) {
-      mutex_.AssertHeld();
-      return stats_.bytes + size > limits_.size_bytes;
-    });
+  const absl::Status reserved = Reserve(block, size, &over, &recover);
+  if (!reserved.ok()) {
+    DeleteAged(over);
+    return reserved;
   }
-  if (recover) {
-    const absl::Status recovered = store_->Recover();
-    if (!recovered.ok()) {
-      NoteWrite(recovered);
-      return recovered;
-    }
-  }
-  DeleteAged(over);
+  absl::Status status = recover ? store_->Recover() : absl::OkStatus();
+  if (status.ok()) DeleteAged(over);
   absl::MutexLock key_lock(&MutexOf(block.key));
-  block.write_time_ms = clock_->NowMs();
-  const int64_t start_ns = clock_->MonotonicNs();
-  const absl::Status status = store_->Put(spec, payload, &block);
-  NoteDuration(start_ns);
+  if (status.ok()) status = Put(spec, payload, &block);
   NoteWrite(status);
-  if (!status.ok()) return status;
   absl::MutexLock lock(&mutex_);
-  Add(spec, block);
-  ++stats_.blocks_written;
+  EndReservation(block.tenant, size);
+  if (status.ok()) {
+    Add(spec, block);
+    ++stats_.blocks_written;
+  }
+  DropUnused(block.tenant);
   return status;
 }
 
@@ -190,11 +277,7 @@ bool SpillTier::ForgetDamaged(const SpecDigest& spec, const SpilledBlock& block)
     absl::MutexLock lock(&mutex_);
     const Blocks& blocks = specs_[spec];
     const auto entry = blocks.find(block.key);
-    if (entry == blocks.end() || entry->second.block.write_time_ms != block.write_time_ms ||
-        entry->second.block.payload_checksum != block.payload_checksum ||
-        entry->second.block.payload_bytes != block.payload_bytes) {
-      return false;
-    }
+    if (entry == blocks.end() || entry->second.block.version != block.version) return false;
     Remove(spec, block.key);
     ++stats_.blocks_damaged;
   }
@@ -225,13 +308,24 @@ std::vector<BlockKey> SpillTier::Forget(const SpecDigest& spec, absl::Span<const
 }
 
 void SpillTier::Expire() {
-  if (store_ == nullptr || limits_.ttl_ms == 0) return;
-  const int64_t oldest_ms = clock_->NowMs() - limits_.ttl_ms;
+  if (store_ == nullptr) return;
+  const int64_t oldest_ms =
+      limits_.ttl_ms == 0 ? std::numeric_limits<int64_t>::min() : clock_->NowMs() - limits_.ttl_ms;
   std::vector<Aged> over;
   {
     absl::MutexLock lock(&mutex_);
-    over = TakeOldest(
-        [oldest_ms](const SpilledBlock& block) { return block.write_time_ms <= oldest_ms; });
+    if (stats_.opening) return;
+    while (!by_age_.empty()) {
+      const Aged& oldest = by_age_.begin()->second;
+      if (specs_[oldest.spec][oldest.key].block.write_time_ms > oldest_ms) break;
+      Take(by_age_.begin()->first, &stats_.blocks_expired, &over);
+    }
+    std::vector<std::string> tenants;
+    for (const auto& entry : uses_) tenants.push_back(entry.first);
+    for (const std::string& tenant : tenants) {
+      MakeRoom(tenant, 0, &over);
+      DropUnused(tenant);
+    }
   }
   DeleteAged(over);
 }
@@ -240,6 +334,10 @@ SpillStats SpillTier::GetStats() const {
   absl::MutexLock lock(&mutex_);
   SpillStats stats = stats_;
   stats.degraded = !stats.error.empty() || clock_->MonotonicNs() < slow_until_ns_;
+  for (const auto& [tenant, use] : uses_) {
+    const int64_t limit = FindTenantQuota(limits_.quotas, tenant).spill_limit_bytes;
+    stats.tenants.push_back({tenant, limit, static_cast<int64_t>(use.sequences.size()), use.bytes});
+  }
   return stats;
 }
 

@@ -312,6 +312,10 @@ absl::StatusOr<Session*> StoreEngine::FindWorker(SessionId id, const Now& now,
                                 " is a READER, which may not call ", call, "; attach as a WORKER"));
 }
 
+SpillStats StoreEngine::GetSpillStats() const {
+  return spill_ == nullptr ? SpillStats{} : spill_->GetStats();
+}
+
 StoreStats StoreEngine::GetStats() {
   Lock lock(this);
   ExpireLeases(ReadClock());
@@ -347,7 +351,7 @@ StoreStats StoreEngine::GetStats() {
   stats.counters = counters_;
   stats.memory_bytes = MemoryBytes();
   stats.memory_limit_bytes = config_.memory_limit_bytes;
-  if (spill_ != nullptr) stats.spill = spill_->GetStats();
+  stats.spill = GetSpillStats();
   return stats;
 }
 

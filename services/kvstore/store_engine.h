@@ -3,6 +3,7 @@
 #define CERTKV_SERVICES_KVSTORE_STORE_ENGINE_H_
 
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -187,7 +188,8 @@ class StoreEngine {
 
   // ---- Leases: store_engine_lease.cc ----
   // Leases the longest prefix of `keys` that is sealed. Computes when blocks must be promoted, or
-  // brought back from disk, which goes on for spill_wait: what is not back by then ends the prefix.
+  // brought back from disk, which goes on for spill_wait: what is not back by then ends the prefix,
+  // and is left to Prefetch().
   // lease_duration_ms 0 means the default.
   // Errors: ResourceExhausted [STORE_FULL | QUOTA_EXCEEDED], with a retry delay; [LEASE_LIMIT];
   // InvalidArgument [LEASE_DURATION_INVALID].
@@ -240,6 +242,10 @@ class StoreEngine {
   void KeepWatermarks();
   // Writes all blocks to disk. For a store that stops. Computes.
   void SpillAll();
+  // Brings the next blocks to memory that a lookup found on disk and had no time to wait for, as
+  // far as there is room that nobody loses: store_engine_prefetch.cc. They are not leased.
+  // Computes. To be called every now and then, and again while it is true: there are more.
+  bool Prefetch();
 
   // ---- Looking after blocks: store_engine_admin.cc ----
   // All or nothing. ttl_ms 0: until it is unpinned; a pin that is there gets the new end.
@@ -258,6 +264,7 @@ class StoreEngine {
   absl::StatusOr<BlockPage> ListBlocks(CacheId cache, int32_t page_size,
                                        absl::string_view page_token);
   StoreStats GetStats();
+  SpillStats GetSpillStats() const;  // does not wait for running calls
 
   // Aborts when a cache breaks its invariants. For tests; walks everything.
   void CheckInvariants();
@@ -334,6 +341,14 @@ class StoreEngine {
   absl::StatusOr<Dropped> DropFromIndex(SessionId session, absl::Span<const BlockKey> keys,
                                         std::vector<BlockKey>* on_disk);
 
+  // The rest of a chain, waiting for Prefetch().
+  struct Prefetching {
+    CacheId cache{};
+    TenantIndex tenant{};
+    std::string tenant_name;
+    int64_t block_bytes = 0;  // that one takes in memory
+    std::vector<BlockKey> keys;
+  };
   // One block on its way from disk.
   struct Restore {
     SpilledBlock block;
@@ -371,6 +386,15 @@ class StoreEngine {
                     absl::Span<const BlockKey> keys, std::vector<BlockId>* held)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
+  // Has Prefetch() bring those of keys[first] on that are on disk, in a row; as many as there is
+  // room for in its queue, in the tenant's quota and in memory.
+  void QueuePrefetch(const Cache& cache, TenantIndex tenant, absl::Span<const BlockKey> keys,
+                     size_t first) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Brings a batch of them. Returns how many leading keys are done with; 0: nothing can be done.
+  // Releases mutex_.
+  size_t PrefetchBatch(const std::shared_ptr<Cache>& cache, TenantIndex tenant,
+                       absl::Span<const BlockKey> keys) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
   // The blocks after the last ones, of one cache; none at the end of a round.
   std::vector<BlockCheck> NextToScrub(int64_t max_bytes, std::shared_ptr<Cache>* cache)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -395,6 +419,8 @@ class StoreEngine {
   // The blocks and slots inside are guarded too; their geometry is not.
   absl::btree_map<CacheId, std::shared_ptr<Cache>> caches_ ABSL_GUARDED_BY(mutex_);
   TenantTable tenants_ ABSL_GUARDED_BY(mutex_);
+  std::deque<Prefetching> prefetches_ ABSL_GUARDED_BY(mutex_);
+  int64_t prefetch_bytes_ ABSL_GUARDED_BY(mutex_) = 0;  // of those, and of the batch that runs
   std::vector<int32_t> tenant_sessions_ ABSL_GUARDED_BY(mutex_);  // by TenantIndex
   SessionTable sessions_ ABSL_GUARDED_BY(mutex_);
   LeaseTable leases_ ABSL_GUARDED_BY(mutex_);

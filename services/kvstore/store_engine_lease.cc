@@ -139,6 +139,7 @@ absl::StatusOr<LeasedBlocks> StoreEngine::LookupAndLease(SessionId session_id,
   const size_t resident_count = held.size();
   RestoreAfter(cache, tenant, keys, &held);
   counters_.lookup_blocks_found += static_cast<int64_t>(held.size() - resident_count);
+  QueuePrefetch(*cache, tenant, keys, held.size());
   const absl::StatusOr<size_t> ready_count = PromoteHeld(cache, tenant, held);
   const Now now = ReadClock();
   // The session may have ended, or taken other leases, while blocks were promoted.

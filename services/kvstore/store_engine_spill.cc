@@ -20,6 +20,7 @@ void StoreEngine::AddUnspilled(const Cache& cache, BlockId id,
                                std::vector<BlockCheck>* blocks) const {
   const BlockRecord& record = cache.index().Get(id);
   if (record.damaged || spill_->Contains(cache.cache_digest(), record.key)) return;
+  if (!spill_->Admits(tenants_.NameOf(record.tenant), OriginalBytesOf(cache))) return;
   BlockCheck block;
   block.key = record.key;
   block.device = record.device;
@@ -27,6 +28,7 @@ void StoreEngine::AddUnspilled(const Cache& cache, BlockId id,
   block.originals_digest = record.originals_digest;
   block.parent = cache.index().ParentKeyOf(id);
   block.seal_time_ms = record.seal_time_ms;
+  block.tenant = record.tenant;
   blocks->push_back(block);
 }
 
@@ -48,6 +50,8 @@ bool StoreEngine::SpillOldest(const std::shared_ptr<Cache>& cache, const TenantI
 
 void StoreEngine::Spill(const std::shared_ptr<Cache>& cache, std::vector<BlockCheck>* to_write) {
   std::vector<BlockCheck>& blocks = *to_write;
+  std::vector<std::string> tenants;
+  for (const BlockCheck& block : blocks) tenants.push_back(tenants_.NameOf(block.tenant));
   mutex_.Unlock();
   // Nobody holds the blocks: whoever reuses a slot meanwhile makes the copy void.
   CheckBlocks(*cache, absl::MakeSpan(blocks), pool_);
@@ -56,7 +60,9 @@ void StoreEngine::Spill(const std::shared_ptr<Cache>& cache, std::vector<BlockCh
   pool_->ParallelFor(static_cast<int64_t>(blocks.size()), [&](int64_t i) {
     const BlockCheck& block = blocks[i];
     if (block.moved || !block.originals_ok) return;
-    const bool with_planes = block.device.present() && block.planes_ok;
+    // Where a limit leaves no room for the planes, they are made again from the originals.
+    const bool with_planes = block.device.present() && block.planes_ok &&
+                             spill_->Admits(tenants[i], original_bytes + plane_bytes);
     std::vector<uint8_t> payload(
         static_cast<size_t>(original_bytes + (with_planes ? plane_bytes : 0)));
     if (!CopyOut(*cache, block.device, block.backing, absl::MakeSpan(payload))) return;
@@ -65,6 +71,7 @@ void StoreEngine::Spill(const std::shared_ptr<Cache>& cache, std::vector<BlockCh
     record.parent = block.parent;
     record.originals_digest = block.originals_digest;
     record.seal_time_ms = block.seal_time_ms;
+    record.tenant = tenants[i];
     // An error is in the tier's statistics; the store goes on from memory.
     spill_->Write(cache->cache_digest(), record, payload).IgnoreError();
   });

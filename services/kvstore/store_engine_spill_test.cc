@@ -22,7 +22,7 @@ class StoreEngineSpillTest : public testing::Test {
     harness_.reset();
     tier_ = std::make_unique<SpillTier>(std::make_unique<FakeSpillStore>(&disk_),
                                         SpillLimits{.size_bytes = int64_t{1} << 30}, &clock_);
-    ASSERT_TRUE(tier_->Load([](int64_t) {}).ok());
+    ASSERT_TRUE(tier_->Load().ok());
     StoreShape shape;
     shape.device_slots = slots_ / 2;
     shape.backing_slots = slots_;
@@ -204,6 +204,116 @@ TEST_F(StoreEngineSpillTest, ALookupWaitsNoLongerThanItMay) {
   disk_.on_get = [this] { harness_->clock.AdvanceMs(1); };
   EXPECT_EQ(ReadAll(0, 20), 16) << "one batch, which takes 16 ms";
   EXPECT_EQ(ReadAll(0, 20), 20) << "the next lookup goes on";
+}
+
+// Lookups wait for one batch of 16; what comes after is left to Prefetch().
+class PrefetchTest : public StoreEngineSpillTest {
+ protected:
+  void StartWithOnDisk(int32_t chains, int32_t slots = 80, int32_t blocks = 20) {
+    config_.spill_wait_ms = 5;
+    slots_ = slots;
+    Start();
+    for (int32_t chain = 0; chain < chains; ++chain) {
+      for (int32_t index = 0; index < blocks; index += 10) {
+        store().PutUnleased(worker_, chain, index, 10);
+      }
+      store().engine.SpillAll();
+    }
+    Start();
+    disk_.on_get = [this] { harness_->clock.AdvanceMs(1); };
+  }
+  int32_t PrefetchAll() {
+    while (store().engine.Prefetch()) {
+    }
+    store().engine.CheckInvariants();
+    return static_cast<int32_t>(Counters().blocks_prefetched);
+  }
+};
+
+TEST_F(PrefetchTest, TheNextLookupFindsTheRestInMemory) {
+  StartWithOnDisk(2);
+  ASSERT_EQ(ReadAll(0, 20), 16);
+  EXPECT_EQ(PrefetchAll(), 4);
+  const auto next = store().engine.TryLookupAndLease(worker_.session, ChainKeys(0, 20), 0);
+  ASSERT_TRUE(next.has_value()) << "nothing to wait for";
+  ASSERT_TRUE(next->ok());
+  ASSERT_EQ((*next)->blocks.size(), 20u);
+  for (const BlockHandle& handle : (*next)->blocks)
+    EXPECT_TRUE(store().IsReadable(worker_, handle));
+  EXPECT_EQ(store().CountPrefix(1, 20), 0) << "the other chain was not asked for";
+  EXPECT_FALSE(store().engine.Prefetch());
+  EXPECT_EQ(Counters().prefetches_refused, 0);
+}
+
+TEST_F(PrefetchTest, NoMoreIsQueuedThanTheConfigSays) {
+  StartWithOnDisk(1);
+  const StoreStats stats = store().engine.GetStats();
+  config_.spill_prefetch_bytes =
+      3 * (stats.caches[0].device_slot_bytes + stats.caches[0].backing_slot_bytes) + 1;
+  StartWithOnDisk(1);
+  ASSERT_EQ(ReadAll(0, 20), 16);
+  EXPECT_EQ(PrefetchAll(), 3);
+  EXPECT_EQ(Counters().prefetches_refused, 1);
+  EXPECT_EQ(store().CountPrefix(0, 20), 19);
+}
+
+TEST_F(PrefetchTest, ZeroTurnsItOff) {
+  config_.spill_prefetch_bytes = 0;
+  StartWithOnDisk(1);
+  ASSERT_EQ(ReadAll(0, 20), 16);
+  EXPECT_EQ(PrefetchAll(), 0);
+  EXPECT_EQ(ReadAll(0, 20), 20) << "the next lookup waits itself";
+}
+
+TEST_F(PrefetchTest, NobodyLosesABlockForIt) {
+  StartWithOnDisk(1, 40);  // 20 in the device tier
+  store().PutUnleased(worker_, 5, 0, 2);
+  ASSERT_EQ(ReadAll(0, 20), 16);
+  EXPECT_EQ(PrefetchAll(), 2);
+  EXPECT_EQ(Counters().prefetches_refused, 2);
+  EXPECT_EQ(Counters().blocks_demoted, 0);
+  EXPECT_TRUE(store().Info(5, 1).handle.device.present());
+}
+
+TEST_F(PrefetchTest, ATenantGetsNothingBeyondItsQuota) {
+  StartWithOnDisk(1);
+  const int64_t slot = SlabLayout::SlotBytes(TinySpec(), SlabKind::kBacking);
+  config_.tenant_quotas = {{.tenant = "*", .backing_limit_bytes = 18 * slot}};
+  Start();
+  disk_.on_get = [this] { harness_->clock.AdvanceMs(1); };
+  ASSERT_EQ(ReadAll(0, 20), 16);
+  EXPECT_EQ(PrefetchAll(), 2);
+  EXPECT_EQ(Counters().prefetches_refused, 2);
+  EXPECT_EQ(store().CountPrefix(0, 20), 18);
+}
+
+TEST_F(PrefetchTest, WhatWasDroppedMeanwhileStaysAway) {
+  StartWithOnDisk(1);
+  ASSERT_EQ(ReadAll(0, 20), 16);
+  ASSERT_TRUE(store().engine.DropBlocks(worker_.session, {ChainKey(0, 17)}).ok());
+  EXPECT_EQ(PrefetchAll(), 1);
+  EXPECT_EQ(store().CountPrefix(0, 20), 17);
+  ASSERT_TRUE(store().engine.DropBlocks(worker_.session, {ChainKey(0, 0)}).ok());
+  EXPECT_EQ(PrefetchAll(), 1);
+}
+
+TEST_F(PrefetchTest, DamageOnDiskEndsIt) {
+  StartWithOnDisk(1);
+  disk_.files.at({DigestCacheSpec(TinySpec()), ChainKey(0, 18)}).payload.back() ^= 1;
+  ASSERT_EQ(ReadAll(0, 20), 16);
+  EXPECT_EQ(PrefetchAll(), 2);
+  EXPECT_EQ(tier_->GetStats().blocks_damaged, 1);
+  EXPECT_EQ(ReadAll(0, 20), 18);
+}
+
+TEST_F(PrefetchTest, WhatTwoLookupsLeftIsReadOnce) {
+  StartWithOnDisk(1, 200, 60);
+  ASSERT_EQ(ReadAll(0, 60), 16);
+  ASSERT_EQ(ReadAll(0, 60), 32) << "before the first was served";
+  EXPECT_EQ(PrefetchAll(), 28);
+  EXPECT_EQ(tier_->GetStats().blocks_read, 60);
+  EXPECT_EQ(ReadAll(0, 60), 60);
+  EXPECT_EQ(Counters().prefetches_refused, 0);
 }
 
 }  // namespace

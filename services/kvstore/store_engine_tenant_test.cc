@@ -132,7 +132,7 @@ TEST(QuotaTest, BlockThatATenantSharesCountsToWhoSealedItFirst) {
 }
 
 TEST(QuotaTest, NonsenseIsRefusedByNameWithItsRemedy) {
-  const QuotaTiers tiers{1000, 2000};
+  const QuotaTiers tiers{1000, 2000, 3000};
   const auto refusal = [&](std::vector<TenantQuota> quotas) {
     const absl::Status status = CheckTenantQuotas(quotas, tiers);
     EXPECT_FALSE(status.ok());
@@ -146,9 +146,67 @@ TEST(QuotaTest, NonsenseIsRefusedByNameWithItsRemedy) {
   EXPECT_THAT(refusal({{"*", 1, 0, 0, 0}}), HasSubstr("guarantee to tenants by name"));
   EXPECT_THAT(refusal({{"a", 0, 0, 0, 0}, {"a", 0, 0, 0, 0}}), HasSubstr("comes twice"));
   EXPECT_THAT(refusal({{"a b", 0, 0, 0, 0}}), HasSubstr("TENANT_INVALID"));
+  EXPECT_THAT(refusal({{.tenant = "a", .spill_limit_bytes = 3001}}),
+              HasSubstr("QUOTA_INVALID kvstore_tenants: tenant \"a\" has spill_limit 3001 bytes, "
+                        "kvstore.spill_size is 3000; lower the one, or raise the other"));
+  EXPECT_TRUE(CheckTenantQuotas({{.tenant = "*", .spill_limit_bytes = 3000}}, tiers).ok());
   EXPECT_TRUE(CheckTenantQuotas(
                   {{"a", 600, 600, 0, 0}, {"b", 400, 0, 2000, 2000}, {"*", 0, 9, 0, 9}}, tiers)
                   .ok());
+}
+
+TEST(QuotaTest, OnDiskATenantTakesNothingFromOthersBeyondItsLimit) {
+  FakeClock clock;
+  FakeDisk disk;
+  const int64_t limit_bytes = 3 * (kDeviceSlot + kBackingSlot);  // a few blocks
+  const std::vector<TenantQuota> quotas = {{.tenant = "a", .spill_limit_bytes = limit_bytes}};
+  SpillTier tier(std::make_unique<FakeSpillStore>(&disk),
+                 SpillLimits{.size_bytes = int64_t{1} << 30, .ttl_ms = 0, .quotas = quotas},
+                 &clock);
+  ASSERT_TRUE(tier.Load().ok());
+  StoreShape shape = Shape(8, quotas);
+  shape.spill = &tier;
+  StoreHarness store(shape);
+  auto a = store.Attach("a", 16, "a");
+  auto b = store.Attach("b", 16, "b");
+  store.PutUnleased(b, 1, 0, 4);
+  for (int chain = 10; chain < 40; ++chain) {
+    store.PutUnleased(a, chain, 0, 2);
+    for (const TenantSpill& tenant : tier.GetStats().tenants) {
+      if (tenant.tenant != "a") continue;
+      EXPECT_LE(tenant.bytes, limit_bytes);
+    }
+  }
+  const SpillStats stats = tier.GetStats();
+  EXPECT_GT(stats.blocks_over_quota, 0);
+  ASSERT_EQ(stats.tenants.size(), 2u);
+  EXPECT_EQ(stats.tenants[0].tenant, "a");
+  EXPECT_GT(stats.tenants[0].blocks, 0);
+  EXPECT_EQ(stats.tenants[1].tenant, "b");
+  EXPECT_EQ(stats.tenants[1].blocks, 4) << "all that b had";
+  const auto found = store.engine.LookupAndLease(b.session, ChainKeys(1, 4), 0);
+  ASSERT_TRUE(found.ok());
+  EXPECT_EQ(found->blocks.size(), 4u);
+  EXPECT_EQ(store.engine.GetStats().spill.write_errors, 0);
+  store.engine.CheckInvariants();
+}
+
+TEST(QuotaTest, ABlockThatItsTenantsDiskLimitCannotHoldIsNotTried) {
+  FakeClock clock;
+  FakeDisk disk;
+  const std::vector<TenantQuota> quotas = {{.tenant = "a", .spill_limit_bytes = 1000}};
+  SpillTier tier(std::make_unique<FakeSpillStore>(&disk),
+                 SpillLimits{.size_bytes = int64_t{1} << 30, .ttl_ms = 0, .quotas = quotas},
+                 &clock);
+  ASSERT_TRUE(tier.Load().ok());
+  StoreShape shape = Shape(4, quotas);
+  shape.spill = &tier;
+  StoreHarness store(shape);
+  auto a = store.Attach("a", 16, "a");
+  for (int chain = 0; chain < 6; ++chain) store.PutUnleased(a, chain, 0, 2);
+  EXPECT_EQ(disk.files.size(), 0u);
+  EXPECT_EQ(tier.GetStats().blocks_refused, 0);
+  EXPECT_EQ(store.engine.GetStats().counters.blocks_evicted, 8);
 }
 
 TEST(QuotaTest, ConfigFileWithNonsenseIsRefusedWithTheTenantsName) {
@@ -297,6 +355,7 @@ TEST(WatermarkTest, BackingTierIsEmptiedOnToDisk) {
   FakeDisk disk;
   SpillTier tier(std::make_unique<FakeSpillStore>(&disk),
                  SpillLimits{.size_bytes = int64_t{1} << 30}, &clock);
+  ASSERT_TRUE(tier.Load().ok());
   StoreShape shape = Shape(10, {});
   shape.config.watermark_high_percent = 80;
   shape.config.watermark_low_percent = 50;

@@ -85,6 +85,12 @@ absl::Status CheckTenantQuotas(const std::vector<TenantQuota>& quotas, const Quo
         quota.tenant,
         {"backing", quota.backing_guaranteed_bytes, quota.backing_limit_bytes, tiers.backing_bytes},
         &backing_sum));
+    if (quota.spill_limit_bytes > tiers.spill_bytes) {
+      return QuotaInvalid(quota.tenant,
+                          absl::StrCat("has spill_limit ", quota.spill_limit_bytes,
+                                       " bytes, kvstore.spill_size is ", tiers.spill_bytes,
+                                       "; lower the one, or raise the other"));
+    }
   }
   return absl::OkStatus();
 }
@@ -121,10 +127,14 @@ absl::StatusOr<TenantIndex> TenantTable::FindOrAdd(absl::string_view name,
 }
 
 const TenantQuota& TenantTable::QuotaOf(TenantIndex tenant) const {
+  return FindTenantQuota(quotas_, NameOf(tenant));
+}
+
+const TenantQuota& FindTenantQuota(const std::vector<TenantQuota>& quotas, absl::string_view name) {
   static const TenantQuota* const none = new TenantQuota;
   const TenantQuota* best = none;
-  for (const TenantQuota& quota : quotas_) {
-    if (quota.tenant == NameOf(tenant)) return quota;
+  for (const TenantQuota& quota : quotas) {
+    if (quota.tenant == name) return quota;
     if (quota.tenant == kEveryOther) best = &quota;
   }
   return *best;

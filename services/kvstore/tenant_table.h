@@ -18,20 +18,22 @@ namespace certkv::kvstore {
 inline constexpr int32_t kTenantQuotasMax = 256;
 inline constexpr size_t kTenantNameBytesMax = 64;
 
-// What one tenant may have of each registered cache, in bytes of a tier. Up to its guaranteed share
-// a tenant loses nothing to others; above it, it is the first to lose.
+// What one tenant may have of each registered cache, in bytes of a tier, and of the disk. Up to its
+// guaranteed share a tenant loses nothing to others; above it, it is the first to lose.
 struct TenantQuota {
   std::string tenant;  // "*": each tenant that no other quota names
   int64_t device_guaranteed_bytes = 0;
   int64_t device_limit_bytes = 0;  // 0: none but the tier's size
   int64_t backing_guaranteed_bytes = 0;
   int64_t backing_limit_bytes = 0;  // 0: none but the tier's size
+  int64_t spill_limit_bytes = 0;    // of the disk, of all caches together; 0: none but its size
 };
 
 // The sizes of the tiers that quotas are of.
 struct QuotaTiers {
   int64_t device_bytes = 0;
   int64_t backing_bytes = 0;
+  int64_t spill_bytes = 0;
 };
 
 // 0 to 64 of [a-zA-Z0-9._-]. Errors: InvalidArgument [TENANT_INVALID].
@@ -41,6 +43,9 @@ absl::Status CheckTenantName(absl::string_view name);
 // or comes twice, a guarantee above its limit or for "*", a limit or the sum of all guarantees
 // above the tier.
 absl::Status CheckTenantQuotas(const std::vector<TenantQuota>& quotas, const QuotaTiers& tiers);
+
+// The tenant's own quota, or that of "*", or one without limits.
+const TenantQuota& FindTenantQuota(const std::vector<TenantQuota>& quotas, absl::string_view name);
 
 // Invariants:
 //  1. Index 0 is the tenant without a name, always there.

@@ -49,6 +49,7 @@ class TenantEngineTest : public ::testing::Test {
     store_.reset();
     tier_ = std::make_unique<SpillTier>(std::make_unique<FakeSpillStore>(&disk_),
                                         SpillLimits{int64_t{1} << 30, 0}, &clock_);
+    EXPECT_TRUE(tier_->Load().ok());
     StoreShape shape;
     shape.config.pools = pools;
     shape.config.cache_limit = 3;

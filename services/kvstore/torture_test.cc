@@ -44,7 +44,9 @@ class Torture {
         tier_(std::make_unique<FakeSpillStore>(&disk_),
               // A third of the blocks fit, so that blocks leave the disk as well.
               {.size_bytes = kChains * kChainLength / 3 * int64_t{55'000}}, RealClock()),
-        store_(Shape(with_disk ? &tier_ : nullptr)) {}
+        store_(Shape(with_disk ? &tier_ : nullptr)) {
+    EXPECT_TRUE(tier_.Load().ok());
+  }
 
   void Run(std::chrono::milliseconds duration) {
     end_ = std::chrono::steady_clock::now() + duration;

@@ -43,7 +43,7 @@ void SystemModel::StartStore() {
   tier_ = std::make_unique<kvstore::SpillTier>(
       std::make_unique<FakeSpillStore>(&disk_),
       kvstore::SpillLimits{.size_bytes = int64_t{55'000} * 16, .ttl_ms = 600'000}, &disk_clock_);
-  if (!tier_->Load([](int64_t) {}).ok()) Fail("the disk's index can't be read");
+  if (!tier_->Load().ok()) Fail("the disk's index can't be read");
   StoreShape shape;
   shape.device_slots = 8;
   shape.backing_slots = 10;

@@ -26,6 +26,8 @@ struct FakeDisk {
   int recover_count = 0;
   std::function<void()> on_get = [] {};
   std::function<void()> on_put = [] {};
+  std::function<void()> before_put = [] {};  // others go on meanwhile
+  std::function<void()> on_list = [] {};     // before each block of a listing
 };
 
 class FakeSpillStore final : public kvstore::SpillStore {
@@ -33,13 +35,17 @@ class FakeSpillStore final : public kvstore::SpillStore {
   explicit FakeSpillStore(FakeDisk* disk) : disk_(disk) {}
 
   absl::Status ForEach(
-      const std::function<void(const SpecDigest&, const kvstore::SpilledBlock&)>& visit) override {
+      const std::function<bool(const SpecDigest&, const kvstore::SpilledBlock&)>& visit) override {
     absl::MutexLock lock(&disk_->mutex);
-    for (const auto& [id, file] : disk_->files) visit(id.first, file.block);
+    for (const auto& [id, file] : disk_->files) {
+      disk_->on_list();
+      if (!visit(id.first, file.block)) break;
+    }
     return absl::OkStatus();
   }
   absl::Status Put(const SpecDigest& spec, absl::Span<const uint8_t> payload,
                    kvstore::SpilledBlock* block) override {
+    disk_->before_put();
     absl::MutexLock lock(&disk_->mutex);
     disk_->on_put();
     if (disk_->is_full) return Full();
