@@ -1,11 +1,15 @@
 #include "services/kvstore/spill_rocksdb.h"
 
 #include <rocksdb/db.h>
+#include <rocksdb/env.h>
 #include <rocksdb/options.h>
 #include <rocksdb/write_batch.h>
 #include <xxhash.h>
 
 #include <algorithm>
+#include <array>
+#include <cstdarg>
+#include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <utility>
@@ -20,6 +24,7 @@
 #include "absl/synchronization/mutex.h"
 #include "kernels/core/status.h"
 #include "kernels/core/tile_layout.h"
+#include "services/common/log.h"
 #include "services/kvstore/spill_record.h"
 
 namespace certkv::kvstore {
@@ -79,6 +84,19 @@ rocksdb::ColumnFamilyOptions BlockOptions() {
   return options;
 }
 
+// What RocksDB has to say goes to our log. Not to a file beside the blocks, which is its default:
+// its writer aborts the process at the second line after the disk is full (seen with 7.8).
+class RocksDbLog final : public rocksdb::Logger {
+ public:
+  RocksDbLog() : rocksdb::Logger(rocksdb::WARN_LEVEL) {}
+  using rocksdb::Logger::Logv;
+  void Logv(const char* format, va_list arguments) override {
+    std::array<char, 1024> text{};
+    std::vsnprintf(text.data(), text.size(), format, arguments);
+    Log(LogLevel::kWarning, "rocksdb", {{"message", absl::string_view(text.data())}});
+  }
+};
+
 class RocksDbSpill final : public SpillStore {
  public:
   ~RocksDbSpill() override {
@@ -92,8 +110,7 @@ class RocksDbSpill final : public SpillStore {
     options.max_background_jobs = 2;
     options.max_total_wal_size = uint64_t{128} << 20;
     options.bytes_per_sync = uint64_t{1} << 20;
-    options.keep_log_file_num = 2;
-    options.info_log_level = rocksdb::WARN_LEVEL;
+    options.info_log = std::make_shared<RocksDbLog>();
     const bool is_new = !std::filesystem::exists(directory + "/CURRENT");
     std::vector<std::string> names = {rocksdb::kDefaultColumnFamilyName};
     if (!is_new) {

@@ -297,5 +297,41 @@ TEST_F(SpillRocksDbTest, AFullDiskIsAnErrorOfTheWriteAlone) {
   for (const auto& [key, block] : List(*store)) EXPECT_TRUE(Check(*store, block).ok());
 }
 
+TEST_F(SpillRocksDbTest, AFullDiskWhileAColumnFamilyIsMadeLeavesNoneWithoutItsSpec) {
+  const SpecDigest other = DigestCacheSpec(TinySpec("another"));
+  const SpilledBlock block = BlockOf(7, 0);
+  signal(SIGXFSZ, SIG_IGN);
+  rlimit before{};
+  getrlimit(RLIMIT_FSIZE, &before);
+  // The log of writes is longer than all of them; what else is written before it fails at a moment
+  // of its own: the list of families, the file of options, and the spec in the new family.
+  for (const rlim_t limit_bytes : {1, 300, 3'000, 20'000, 100'000}) {
+    SCOPED_TRACE(limit_bytes);
+    fs::remove_all(directory_);
+    auto store = Open();
+    for (int32_t i = 0; i < 4; ++i) ASSERT_TRUE(Put(*store, 1, i).ok());
+    rlimit small = before;
+    small.rlim_cur = limit_bytes;
+    ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
+    SpilledBlock failed = block;
+    const absl::Status status = store->Put(other, PayloadOf(block.key), &failed);
+    SpilledBlock again = block;
+    const absl::Status second = store->Put(other, PayloadOf(block.key), &again);
+    ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
+    EXPECT_EQ(ReasonOf(status), "SPILL_FAILED") << status;
+    EXPECT_EQ(ReasonOf(second), "SPILL_FAILED") << second;
+    store->Recover().IgnoreError();
+    store.reset();
+    store = Open();  // fails where a family is without its spec
+    ASSERT_NE(store, nullptr);
+    EXPECT_EQ(List(*store).size(), 4u) << "none of the other spec";
+    SpilledBlock good = block;
+    ASSERT_TRUE(store->Put(other, PayloadOf(block.key), &good).ok());
+    std::vector<uint8_t> payload(static_cast<size_t>(good.payload_bytes));
+    EXPECT_TRUE(store->Get(other, good, absl::MakeSpan(payload)).ok());
+    EXPECT_EQ(payload, PayloadOf(block.key));
+  }
+}
+
 }  // namespace
 }  // namespace certkv::kvstore
