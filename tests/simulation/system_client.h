@@ -31,6 +31,7 @@ struct SystemModel::Client {
   std::vector<BlockHandle> blocks;
   std::optional<client::RetryPlan> retry;  // of a write that was refused
   int64_t retry_time_ms = 0;
+  int64_t repair_time_ms = 0;  // when it may ask for a repair again
   std::set<LeaseId> renewing;
   // Its request at gate.
   std::string request;

@@ -12,6 +12,8 @@ namespace {
 
 constexpr size_t kClients = 4;
 constexpr size_t kCertifiers = 2;
+constexpr int64_t kTenantWindowMs = 4000;
+constexpr int64_t kPayloadBytesMax = 55'000;  // of a block on disk
 
 gate::Policy PolicyOf(uint32_t seed) {
   gate::Policy policy = gate::CumulativePolicy(2.0 + 3 * (seed % 5), 0.05 + 0.05 * (seed % 4));
@@ -20,6 +22,9 @@ gate::Policy PolicyOf(uint32_t seed) {
     policy.failure_probability = 0.1;
   }
   policy.lease_duration_ms = 2000;
+  // Less than what its requests together ask for, so that it binds.
+  policy.tenant_budget = 1.0 + 0.5 * (seed % 3);
+  policy.tenant_window_ms = kTenantWindowMs;
   return policy;
 }
 
@@ -40,17 +45,23 @@ SystemModel::~SystemModel() = default;
 
 void SystemModel::StartStore() {
   ++store_life_;
+  // Two of the four clients are of a tenant that is guaranteed and limited.
+  const int64_t slot = SlabLayout::SlotBytes(TinySpec(), SlabKind::kBacking);
+  const std::vector<kvstore::TenantQuota> quotas = {{.tenant = "t0",
+                                                     .backing_guaranteed_bytes = 3 * slot,
+                                                     .backing_limit_bytes = 6 * slot,
+                                                     .spill_limit_bytes = 6 * kPayloadBytesMax}};
   tier_ = std::make_unique<kvstore::SpillTier>(
       std::make_unique<FakeSpillStore>(&disk_),
-      kvstore::SpillLimits{.size_bytes = int64_t{55'000} * 16, .ttl_ms = 600'000}, &disk_clock_);
+      kvstore::SpillLimits{
+          .size_bytes = kPayloadBytesMax * 16, .ttl_ms = 600'000, .quotas = quotas},
+      &disk_clock_);
   if (!tier_->Load().ok()) Fail("the disk's index can't be read");
   StoreShape shape;
   shape.device_slots = 8;
   shape.backing_slots = 10;
   shape.config.lease_duration_ms = kBlockLeaseMs;
-  // Two of the four clients are of a tenant that is guaranteed and limited.
-  const int64_t slot = SlabLayout::SlotBytes(TinySpec(), SlabKind::kBacking);
-  shape.config.tenant_quotas = {{"t0", 0, 0, 3 * slot, 6 * slot}};
+  shape.config.tenant_quotas = quotas;
   shape.spill = tier_.get();
   const int64_t now_ms = store_ == nullptr ? FakeClock::kStartMs : NowMs();
   store_.reset();
@@ -60,6 +71,9 @@ void SystemModel::StartStore() {
 
 void SystemModel::StartGate() {
   ++gate_life_;
+  tenant_units_.clear();
+  gate_start_ms_ = disk_clock_.NowMs();
+  tenant_window_ = 0;
   gate_ = std::make_unique<gate::RequestRegistry>(gate_config_, &disk_clock_);
 }
 
@@ -82,16 +96,26 @@ void SystemModel::Step() {
   } else if (action < 30) {
     store_->engine.SpillAhead();
     store_->engine.KeepWatermarks();
+    store_->engine.Prefetch();
+    tier_->Expire();
+  } else if (action < 45) {
+    gate_->Sweep();  // tenants' windows, requests that are idle
   } else {
     Work(Draw(kClients));
   }
   CheckBudgets();
+  CheckTenants();
+  for (const kvstore::TenantSpill& tenant : tier_->GetStats().tenants) {
+    if (tenant.tenant == "t0" && tenant.bytes > 6 * kPayloadBytesMax) {
+      Fail("a tenant has more on disk than its limit");
+    }
+  }
   if (last_id_ % 16 == 0) store_->engine.CheckInvariants();
 }
 
 void SystemModel::Break() {
   ++counts_.restarts;
-  const uint32_t what = Draw(12);
+  const uint32_t what = Draw(15);
   if (what < 3) {  // a client dies, with its slice, its leases and what it did not report
     const size_t index = Draw(kClients);
     store_->engine.EndSession(clients_[index]->worker.session, "its process ended");
@@ -112,12 +136,56 @@ void SystemModel::Break() {
     std::fill(payload.begin() + static_cast<int64_t>(kept), payload.end(), uint8_t{0});
   } else if (what == 10) {
     store_->engine.Scrub(1 << 20);
+  } else if (what < 14) {
+    DamageMemory();
   } else {
     // A partition, or a process that is stopped for a while: nobody hears anything.
     const auto moved_ms = static_cast<int64_t>(Draw(1500));
     store_->clock.AdvanceMs(moved_ms);
     disk_clock_.AdvanceMs(moved_ms);
   }
+}
+
+// Flips a bit of a block that a client reads: in its planes, or less often in its originals.
+void SystemModel::DamageMemory() {
+  const Client& client = *clients_[Draw(kClients)];
+  if (client.store_life != store_life_ || !HoldsBlocks(client)) return;
+  const BlockHandle& block = client.blocks[Draw(static_cast<uint32_t>(client.blocks.size()))];
+  const auto layer = static_cast<int32_t>(Draw(static_cast<uint32_t>(store_->spec.layer_count())));
+  const bool is_backing = Draw(4) == 0;
+  const SlotRef& ref = is_backing ? block.backing : block.device;
+  if (!ref.present() || !store_->IsReadable(client.worker, block)) return;
+  const auto& memory = is_backing ? client.worker.backing_memory : client.worker.device_memory;
+  const int64_t begin = is_backing ? store_->backing_layout.key_offset(ref.slot, layer, 0)
+                                   : store_->device_layout.detail_offset(ref.slot, layer, 0, 0);
+  memory->base()[begin + Draw(1024)] ^= static_cast<uint8_t>(1 << Draw(8));
+  damages_.insert({store_life_, is_backing, ref.slot, ref.generation});
+}
+
+bool SystemModel::IsDamaged(const BlockHandle& block) const {
+  return damages_.contains({store_life_, true, block.backing.slot, block.backing.generation}) ||
+         damages_.contains({store_life_, false, block.device.slot, block.device.generation});
+}
+
+// In no window does a tenant get more than its budget, so that what was served is at most a budget
+// for each window that has begun.
+void SystemModel::CheckTenants() {
+  const int64_t window = (disk_clock_.NowMs() - gate_start_ms_) / kTenantWindowMs;
+  const double limit = gate_config_.policy.tenant_budget;
+  for (const auto& [tenant, units] : tenant_units_) {
+    if (gate::ToAmount(units) > limit * static_cast<double>(window + 1)) {
+      Fail(absl::StrCat("tenant ", tenant, " was served ", gate::ToAmount(units), " in ",
+                        window + 1, " windows of ", limit));
+    }
+  }
+  for (const gate::TenantStanding& tenant : gate_->Tenants()) {
+    if (tenant.committed > limit) {
+      Fail(absl::StrCat("tenant ", tenant.tenant, " has committed ", tenant.committed, " of ",
+                        limit));
+    }
+    if (window > tenant_window_ && tenant.committed > 0.9 * limit) ++counts_.tenant_windows;
+  }
+  tenant_window_ = window;
 }
 
 void SystemModel::CheckBudgets() {

@@ -32,6 +32,8 @@ enum class Canary : uint8_t {
   kReturnsTooMuch,     // a client returns a slice as if nothing had been spent of it
   kStoreForgetsLease,  // the store drops a live lease by itself
   kUsesUncertified,    // a client takes the output of a read that the certifier refused
+  kIgnoresDamage,      // a client uses what it read from damaged blocks
+  kGateForgetsTenant,  // gate counts no request to its tenant
 };
 
 class SystemModel {
@@ -53,7 +55,10 @@ class SystemModel {
     int64_t failed = 0;
     int64_t restarts = 0;
     int64_t messages = 0;
-    int64_t refusals = 0;  // for want of room
+    int64_t refusals = 0;        // for want of room
+    int64_t repairs = 0;         // of damaged blocks, by their readers
+    int64_t lost = 0;            // of these, blocks whose originals were damaged
+    int64_t tenant_windows = 0;  // that ended with most of a tenant's budget committed
   };
   Counts counts() const;
 
@@ -85,10 +90,20 @@ class SystemModel {
   void ReadExactly(size_t index);
   void SendReport(size_t index);
   bool HoldsBlocks(const Client& client) const;
-  void CheckBytes(const Client& client);
+  // May what is read of the client's blocks be used? Not when a certifier would find damage in
+  // them.
+  bool CheckBytes(const Client& client);
+  // Asks the store to make damaged blocks good, as Worker::RepairBlocks does.
+  void Repair(size_t index);
+  void CheckRepair(const Client& client, const std::vector<BlockKey>& keys,
+                   const absl::StatusOr<std::vector<BlockHandle>>& repaired);
 
   void Break();
+  void DamageMemory();
+  bool IsDamaged(const BlockHandle& block) const;
   void CheckBudgets();
+  void CheckTenants();
+  static std::string TenantOf(size_t client) { return client % 2 == 0 ? "even" : "odd"; }
 
   std::mt19937_64 random_;
   const Canary canary_;
@@ -107,6 +122,19 @@ class SystemModel {
   std::set<int64_t> issued_;  // reads that a certifier has answered with certificates
   // The truth: certified outputs that were used, in units of 2^-40, by life of gate and request.
   std::map<std::pair<int64_t, std::string>, int64_t> served_units_;
+  // The same of all requests of a tenant, in the present life of gate, which began then.
+  std::map<std::string, int64_t> tenant_units_;
+  int64_t gate_start_ms_ = 0;
+  int64_t tenant_window_ = 0;  // that was looked at last
+  // Slots in which a bit was flipped, by store, tier and generation; and in which tier.
+  struct Damage {
+    int64_t store_life = 0;
+    bool is_backing = false;
+    int32_t slot = 0;
+    uint64_t generation = 0;
+    auto operator<=>(const Damage&) const = default;
+  };
+  std::set<Damage> damages_;
   std::string violation_;
   Counts counts_;
 };

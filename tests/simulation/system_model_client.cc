@@ -52,8 +52,8 @@ void SystemModel::OpenRequest(size_t index) {
   const int64_t id = clients_[index]->id;
   Send([this, index, id] {
     gate::RequestTerms terms;
-    terms.tenant = "t";
-    const std::string name = absl::StrCat("r", gate_life_, "-", id % 3);
+    if (canary_ != Canary::kGateForgetsTenant) terms.tenant = TenantOf(index);
+    const std::string name = absl::StrCat("r", gate_life_, "-", TenantOf(index), id % 3);
     const auto lease = gate_->OpenRequest(name, "", terms);
     if (!lease.ok()) {
       if (ReasonOf(lease.status()) != "REQUEST_CLOSED") Fail(lease.status().ToString());
@@ -77,9 +77,10 @@ bool SystemModel::HoldsBlocks(const Client& client) const {
   return canary_ == Canary::kIgnoresLeases || client.leases.Check(client.lease, NowMs()).ok();
 }
 
-void SystemModel::CheckBytes(const Client& client) {
+bool SystemModel::CheckBytes(const Client& client) {
   for (const BlockHandle& block : client.blocks) {
     if (store_->IsReadable(client.worker, block)) continue;
+    if (IsDamaged(block) && canary_ != Canary::kIgnoresDamage) return false;
     const auto info = store_->engine.GetBlock(store_->cache, block.key);
     Fail(absl::StrCat(
         "client ", client.id, " of store ", client.store_life, " (now ", store_life_,
@@ -91,7 +92,52 @@ void SystemModel::CheckBytes(const Client& client) {
                                  info->handle.backing.generation, info->lost ? ", lost" : "",
                                  ", leases ", info->lease_count)
                   : info.status().ToString()));
+    return false;
+  }
+  return true;
+}
+
+void SystemModel::Repair(size_t index) {
+  Client& client = *clients_[index];
+  if (NowMs() < client.repair_time_ms) return;
+  client.repair_time_ms = NowMs() + kCallTimeoutMs;
+  std::vector<BlockKey> keys;
+  for (const BlockHandle& block : client.blocks) keys.push_back(block.key);
+  Send([this, index, keys, id = client.id, life = store_life_, lease = client.lease] {
+    Client& client = *clients_[index];
+    if (client.id != id || life != store_life_) return;
+    const auto repaired = store_->engine.FetchOriginals(client.worker.session, lease, keys);
+    CheckRepair(client, keys, repaired);
+    if (!absl::IsDataLoss(repaired.status())) return;
+    Send([this, index, id, lease] {
+      Client& client = *clients_[index];
+      if (client.id != id || client.lease != lease) return;
+      client.leases.Remove(lease);  // it will write the blocks anew
+      client.blocks.clear();
+    });
+  });
+}
+
+// After success every block is what was sealed; and none is given up whose originals were good.
+void SystemModel::CheckRepair(const Client& client, const std::vector<BlockKey>& keys,
+                              const absl::StatusOr<std::vector<BlockHandle>>& repaired) {
+  if (repaired.ok()) {
+    ++counts_.repairs;
+    for (const BlockHandle& block : *repaired) {
+      if (!store_->IsReadable(client.worker, block))
+        Fail("a repaired block is not what was sealed");
+    }
     return;
+  }
+  if (!absl::IsDataLoss(repaired.status())) return;  // its lease has ended, say
+  ++counts_.lost;
+  for (const BlockKey& key : keys) {
+    const auto info = store_->engine.GetBlock(store_->cache, key);
+    if (!info.ok() || !info->lost) continue;
+    const SlotRef& ref = info->handle.backing;
+    if (!damages_.contains({store_life_, true, ref.slot, ref.generation})) {
+      Fail("a repair gave up a block whose originals were good");
+    }
   }
 }
 
@@ -172,7 +218,7 @@ void SystemModel::RenewLeases(size_t index) {
   if (canary_ == Canary::kStoreForgetsLease && client.lease != LeaseId{} && Draw(20) == 0) {
     store_->engine.ReleaseLease(client.worker.session, client.lease).IgnoreError();
   }
-  if (HoldsBlocks(client)) CheckBytes(client);
+  if (HoldsBlocks(client) && !CheckBytes(client)) Repair(index);
 }
 
 void SystemModel::Read(size_t index) {
@@ -226,7 +272,10 @@ void SystemModel::FinishRead(size_t index, int64_t call, const PolicyLease& leas
     ++counts_.failed;
     return;
   }
-  CheckBytes(client);
+  if (!CheckBytes(client)) {  // the certifier has answered DATA_LOSS
+    ++counts_.failed;
+    return Repair(index);
+  }
   for (const ReadCertificate& certificate : certificates) {
     if (certificate.outcome == Outcome::kExact) {
       ++counts_.exact;
@@ -240,6 +289,9 @@ void SystemModel::FinishRead(size_t index, int64_t call, const PolicyLease& leas
     if (!issued_.contains(call)) Fail("an output that no certifier has certified was used");
     served_units_[{client.request_life, client.request}] +=
         gate::SpentUnits(certificate.worst_case_tv);
+    if (client.request_life == gate_life_) {
+      tenant_units_[TenantOf(index)] += gate::SpentUnits(certificate.worst_case_tv);
+    }
   }
   if (client.book->HasRoom()) {
     client.book->AddReport(certificates, 0);
@@ -254,7 +306,10 @@ void SystemModel::ReadExactly(size_t index) {
     ++counts_.failed;  // an error, not an output
     return;
   }
-  CheckBytes(client);
+  if (!CheckBytes(client)) {
+    ++counts_.failed;
+    return Repair(index);
+  }
   ++counts_.exact;
 }
 

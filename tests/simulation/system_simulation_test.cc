@@ -50,16 +50,24 @@ TEST(SystemSimulationTest, NothingThatIsPromisedIsBroken) {
     sum.restarts += counts.restarts;
     sum.messages += counts.messages;
     sum.refusals += counts.refusals;
+    sum.repairs += counts.repairs;
+    sum.lost += counts.lost;
+    sum.tenant_windows += counts.tenant_windows;
     passed = std::chrono::steady_clock::now() - start;
   }
   std::printf(
       "%ld steps, %.0f per second: %ld reads (%ld heads certified, %ld exact, %ld reads failed), "
-      "%ld messages, %ld faults, %ld refusals for want of room\n",
+      "%ld messages, %ld faults, %ld refusals for want of room, %ld repairs, %ld with lost "
+      "originals, %ld tenants' windows used up\n",
       steps, static_cast<double>(steps) / passed.count(), sum.reads, sum.certified, sum.exact,
-      sum.failed, sum.messages, sum.restarts, sum.refusals);
+      sum.failed, sum.messages, sum.restarts, sum.refusals, sum.repairs, sum.lost,
+      sum.tenant_windows);
   EXPECT_GT(sum.certified, steps / 100) << "not vacuous";
   EXPECT_GT(sum.exact, steps / 200);
   EXPECT_GT(sum.restarts, steps / 300);
+  EXPECT_GT(sum.repairs, 0);
+  EXPECT_GT(sum.lost, 0);
+  EXPECT_GT(sum.tenant_windows, 0);
 }
 
 class CanaryTest : public testing::TestWithParam<Canary> {};
@@ -89,6 +97,10 @@ std::string CanaryName(const testing::TestParamInfo<Canary>& info) {
       return "StoreForgetsLease";
     case Canary::kUsesUncertified:
       return "ClientUsesUncertified";
+    case Canary::kIgnoresDamage:
+      return "ClientIgnoresDamage";
+    case Canary::kGateForgetsTenant:
+      return "GateForgetsTenant";
     default:
       return "None";
   }
@@ -97,7 +109,8 @@ std::string CanaryName(const testing::TestParamInfo<Canary>& info) {
 INSTANTIATE_TEST_SUITE_P(All, CanaryTest,
                          testing::Values(Canary::kSkipsSpend, Canary::kIgnoresLeases,
                                          Canary::kReturnsTooMuch, Canary::kStoreForgetsLease,
-                                         Canary::kUsesUncertified),
+                                         Canary::kUsesUncertified, Canary::kIgnoresDamage,
+                                         Canary::kGateForgetsTenant),
                          CanaryName);
 
 }  // namespace
