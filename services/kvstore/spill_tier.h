@@ -14,7 +14,6 @@
 #include "absl/container/btree_map.h"
 #include "absl/container/btree_set.h"
 #include "absl/container/flat_hash_map.h"
-#include "absl/hash/hash.h"
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/types/span.h"
@@ -159,8 +158,9 @@ class SpillTier {
   void DeleteAged(const std::vector<Aged>& blocks);
   void NoteWrite(const absl::Status& status);
   void NoteDuration(int64_t start_ns);
+  // A key is a hash already.
   absl::Mutex& MutexOf(const BlockKey& key) {
-    return key_mutexes_[absl::Hash<BlockKey>()(key) % key_mutexes_.size()];
+    return key_mutexes_[key.bytes[0] % key_mutexes_.size()];
   }
 
   const std::unique_ptr<SpillStore> store_;

@@ -13,7 +13,7 @@
 namespace certkv::gate {
 namespace {
 
-struct Ledger {
+struct LedgerUnderTest {
   static GateConfig Config() {
     GateConfig config;
     config.request_limit = 64;
@@ -24,7 +24,7 @@ struct Ledger {
   RequestRegistry registry{Config(), &clock};
 };
 
-void CheckRisks(const Ledger& ledger) {
+void CheckRisks(const LedgerUnderTest& ledger) {
   RiskQuery query;
   query.filter.include_closed = true;
   const auto page = ledger.registry.ListRisks(query);
@@ -40,7 +40,7 @@ void CheckRisks(const Ledger& ledger) {
   }
 }
 
-void Open(Ledger& ledger, const std::string& bytes) {
+void Open(LedgerUnderTest& ledger, const std::string& bytes) {
   v1::OpenRequestRequest request;
   if (!request.ParseFromString(bytes)) return;
   const auto terms = TermsFromProto(request);
@@ -52,7 +52,7 @@ void Open(Ledger& ledger, const std::string& bytes) {
   CERTKV_CHECK(PolicyLeaseFromProto(PolicyLeaseToProto(*lease)).ok(), "a lease can be used");
 }
 
-void Report(Ledger& ledger, const std::string& bytes) {
+void Report(LedgerUnderTest& ledger, const std::string& bytes) {
   v1::ReportRequest request;
   if (!request.ParseFromString(bytes)) return;
   const auto certificates = CertificatesFromProto(request);
@@ -71,7 +71,7 @@ void Report(Ledger& ledger, const std::string& bytes) {
   CheckRefusal(answer.status());
 }
 
-void SetPolicy(Ledger& ledger, const std::string& bytes) {
+void SetPolicy(LedgerUnderTest& ledger, const std::string& bytes) {
   v1::UpdatePolicyRequest request;
   if (!request.ParseFromString(bytes)) return;
   const auto policy = PolicyFromProto(request.policy());
@@ -85,7 +85,7 @@ void SetPolicy(Ledger& ledger, const std::string& bytes) {
   }
 }
 
-void List(const Ledger& ledger, const std::string& bytes) {
+void List(const LedgerUnderTest& ledger, const std::string& bytes) {
   v1::ListRequestRisksRequest request;
   if (!request.ParseFromString(bytes)) return;
   const auto query = RiskQueryFromProto(request);
@@ -93,7 +93,7 @@ void List(const Ledger& ledger, const std::string& bytes) {
   if (query.ok()) CheckRefusal(ledger.registry.ListRisks(*query).status());
 }
 
-void Decide(Ledger& ledger, const std::string& bytes) {
+void Decide(LedgerUnderTest& ledger, const std::string& bytes) {
   v1::DecideRequest request;
   if (!request.ParseFromString(bytes)) return;
   const auto certificate = ReadCertificateFromProto(request.certificate());
@@ -107,7 +107,7 @@ void Decide(Ledger& ledger, const std::string& bytes) {
 }  // namespace certkv::gate
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  static auto* ledger = new certkv::gate::Ledger;
+  static auto* ledger = new certkv::gate::LedgerUnderTest;
   certkv::FuzzInput input(data, size);
   const auto kind = input.Take<uint8_t>();
   const std::string bytes = input.Rest();

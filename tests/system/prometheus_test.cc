@@ -32,8 +32,11 @@ constexpr char kPromtool[] = "/usr/bin/promtool";
 constexpr char kTraceparent[] = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
 
 // What has no value in a cluster without a disk tier, whose reads all succeed.
-const std::set<std::string> kAbsent = {"certkv_kvstore_disk_blocks_total",
-                                       "certkv_certifier_errors_total"};
+const std::set<std::string> kAbsent = {
+    "certkv_certifier_errors_total",         "certkv_kvstore_disk_blocks_total",
+    "certkv_kvstore_disk_open_total",        "certkv_kvstore_disk_opening_blocks",
+    "certkv_kvstore_disk_opening_bytes",     "certkv_kvstore_tenant_disk_bytes",
+    "certkv_kvstore_tenant_disk_limit_bytes"};
 
 std::string ReadFile(const std::string& path) {
   std::ifstream file(path);
