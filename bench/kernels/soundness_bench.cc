@@ -15,7 +15,7 @@
 #include <atomic>
 #include <cmath>
 #include <cstdio>
-#include <cstring>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <random>
@@ -52,33 +52,11 @@ namespace {
 using namespace certkv::conformance;  // NOLINT: its tools are all that this program is made of
 
 constexpr float kTolerances[] = {0.02f, 0.1f, 0.5f};
-constexpr size_t kTightnessKept = 1'000'000;
 // Decoding a sequence costs more than a read of it.
 constexpr int kReadsPerCase = 24;
 constexpr uint64_t kShapesEvery = 8;
 
-struct Format {
-  const char* name;
-  KeyFormat key_format;
-  ValueFormat value_format;
-  int32_t witness_bands;
-};
-constexpr Format kFormats[] = {
-    {"K8V4", KeyFormat::kK8, ValueFormat::kV4, 0},
-    {"K8V8w4", KeyFormat::kK8, ValueFormat::kV8, 4},
-    {"K6V4w1", KeyFormat::kK6, ValueFormat::kV4, 1},
-    {"K4V4", KeyFormat::kK4, ValueFormat::kV4, 0},
-    {"FP8V8w4", KeyFormat::kFp8E4m3, ValueFormat::kV8, 4},
-};
-constexpr int kFormatCount = sizeof(kFormats) / sizeof(kFormats[0]);
-
-SequenceShape ShapeOf(const Format& format) {
-  SequenceShape shape;
-  shape.key_format = format.key_format;
-  shape.value_format = format.value_format;
-  shape.witness_bands = format.witness_bands;
-  return shape;
-}
+constexpr const char* kFormats[] = {"K8V4", "K8V8w4", "K6V4w1", "K4V4", "FP8V8w4"};
 
 // What one kind has found so far.
 struct Findings {
@@ -90,40 +68,12 @@ struct Findings {
   int64_t violations() const { return dense.violations() + skipping.violations(); }
 };
 
-void Merge(const Findings& from, Findings* to) {
-  to->cases += from.cases;
-  BoundTally& dense = to->dense;
-  dense.cells += from.dense.cells;
-  dense.reads += from.dense.reads;
-  dense.half_width_violations += from.dense.half_width_violations;
-  dense.atom_violations += from.dense.atom_violations;
-  dense.tv_violations += from.dense.tv_violations;
-  dense.output_violations += from.dense.output_violations;
-  dense.worst_tv = std::max(dense.worst_tv, from.dense.worst_tv);
-  dense.worst_tv_bound = std::max(dense.worst_tv_bound, from.dense.worst_tv_bound);
-  for (const float tightness : from.dense.tightness) {
-    if (dense.tightness.size() == kTightnessKept) break;
-    dense.tightness.push_back(tightness);
-  }
-  ProgressiveTally& skipping = to->skipping;
-  skipping.reads += from.skipping.reads;
-  skipping.cells += from.skipping.cells;
-  skipping.cells_read += from.skipping.cells_read;
-  skipping.stored_cells += from.skipping.stored_cells;
-  skipping.skip_violations += from.skipping.skip_violations;
-  skipping.share_violations += from.skipping.share_violations;
-  skipping.kept_violations += from.skipping.kept_violations;
-  skipping.radius_violations += from.skipping.radius_violations;
-  skipping.tv_violations += from.skipping.tv_violations;
-  skipping.output_violations += from.skipping.output_violations;
-}
-
 SequenceShape LongShape(uint64_t seed) {
   constexpr Content kContents[] = {Content::kNormal, Content::kOutlier, Content::kNeedle,
                                    Content::kConstant, Content::kDenormal};
   constexpr int32_t kDims[] = {64, 80, 96, 128, 256};
   std::mt19937_64 random(seed);
-  SequenceShape shape = ShapeOf(kFormats[random() % kFormatCount]);
+  SequenceShape shape = ShapeOfFormat(kFormats[random() % std::size(kFormats)]);
   shape.content = kContents[random() % 5];
   shape.dtype = random() % 2 == 0 ? OriginalDtype::kF16 : OriginalDtype::kBf16;
   // Small dims are cheaper and drawn more often.
@@ -161,7 +111,7 @@ class Trace {
     constexpr int kLayers[] = {0, 9, 19, 29};
     const int layer = kLayers[(*random)() % 4];
     const int kv_head = static_cast<int>((*random)() % kv_heads_);
-    SequenceShape shape = ShapeOf(kFormats[seed % kFormatCount]);
+    SequenceShape shape = ShapeOfFormat(kFormats[seed % std::size(kFormats)]);
     shape.head_dim = shape.value_dim = dim_;
     shape.group_size = group_size();
     CacheSpec spec = SpecOfShape(shape);
@@ -309,7 +259,7 @@ void CheckCase(const std::string& kind, const Trace& trace, uint64_t seed, Findi
 
 // Does the tally find certificates that are false by a factor of 2?
 bool FindsBrokenCertificates() {
-  SequenceShape shape = ShapeOf(kFormats[0]);
+  SequenceShape shape = ShapeOfFormat(kFormats[0]);
   shape.tile_count = 4;
   SequenceCase sequence(shape, 1, Backend::kCpu);
   sequence.SetQueries(QueriesAgainstScales(&sequence, 0.9));
@@ -368,7 +318,10 @@ class Search {
 
   void Add(const std::string& kind, uint64_t seed, const Findings& found) {
     absl::MutexLock lock(&mutex_);
-    Merge(found, &findings_[kind]);
+    Findings& all = findings_[kind];
+    all.cases += found.cases;
+    all.dense.Merge(found.dense);
+    all.skipping.Merge(found.skipping);
     const int64_t cells = cells_.fetch_add(found.cells()) + found.cells();
     if (found.violations() > 0) {
       absl::FPrintF(stderr, "\nVIOLATION in kind %s, seed %d: %s; %s\n", kind, seed,

@@ -29,15 +29,13 @@ constexpr MetricInfo kInfos[] = {
      "Bytes that the background check has read"},
     {"certkv_kvstore_disk_opening_blocks", MetricKind::kGauge, "",
      "Blocks of the disk tier whose index was read so far while the store opens and serves "
-     "nothing; "
-     "0 once it is open; only with a disk tier"},
+     "nothing; 0 once it is open; only with a disk tier"},
     {"certkv_kvstore_disk_opening_bytes", MetricKind::kGauge, "", "Their bytes"},
     {"certkv_kvstore_disk_open_total", MetricKind::kGauge, "",
      "1 when the disk tier is open, 0 while its index is read and the store serves nothing"},
     {"certkv_kvstore_disk_blocks_total", MetricKind::kCounter, "event",
      "Blocks of the disk tier: written, read, expired, over_quota (of their tenant), refused (a "
-     "limit "
-     "leaves no room), damaged, write_error; only with one"},
+     "limit leaves no room), damaged, write_error; only with one"},
     {"certkv_kvstore_tenant_disk_bytes", MetricKind::kGauge, "tenant",
      "Bytes on disk of each tenant that has some and a spill_limit"},
     {"certkv_kvstore_tenant_disk_limit_bytes", MetricKind::kGauge, "tenant",

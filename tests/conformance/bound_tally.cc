@@ -35,6 +35,18 @@ bool IsWithin(float reported, double truth, double half_width, double head_lse) 
 
 }  // namespace
 
+void BoundTally::Merge(const BoundTally& other) {
+  cells += other.cells;
+  reads += other.reads;
+  half_width_violations += other.half_width_violations;
+  atom_violations += other.atom_violations;
+  tv_violations += other.tv_violations;
+  output_violations += other.output_violations;
+  tightness.insert(tightness.end(), other.tightness.begin(), other.tightness.end());
+  worst_tv = std::max(worst_tv, other.worst_tv);
+  worst_tv_bound = std::max(worst_tv_bound, other.worst_tv_bound);
+}
+
 double BoundTally::MedianTightness() const {
   if (tightness.empty()) return 0;
   std::vector<float> sorted = tightness;

@@ -33,6 +33,8 @@ struct BoundTally {
   int64_t violations() const {
     return half_width_violations + atom_violations + tv_violations + output_violations;
   }
+  // Adds what another one has counted.
+  void Merge(const BoundTally& other);
   double MedianTightness() const;  // 0 when no atom was quantized
   std::string Summary() const;
 };

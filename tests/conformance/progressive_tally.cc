@@ -190,6 +190,23 @@ absl::Span<const float> ProgressiveRead::output(int g) const {
   return {view_.outputs + g * d_v, static_cast<size_t>(d_v)};
 }
 
+void ProgressiveTally::Merge(const ProgressiveTally& other) {
+  reads += other.reads;
+  cells += other.cells;
+  cells_read += other.cells_read;
+  stored_cells += other.stored_cells;
+  skip_violations += other.skip_violations;
+  share_violations += other.share_violations;
+  kept_violations += other.kept_violations;
+  radius_violations += other.radius_violations;
+  tv_violations += other.tv_violations;
+  output_violations += other.output_violations;
+  looseness.insert(looseness.end(), other.looseness.begin(), other.looseness.end());
+  share_max = std::max(share_max, other.share_max);
+  worst_tv = std::max(worst_tv, other.worst_tv);
+  worst_bound = std::max(worst_bound, other.worst_bound);
+}
+
 double ProgressiveTally::MedianLooseness() const {
   if (looseness.empty()) return 0;
   std::vector<float> sorted = looseness;

@@ -70,6 +70,8 @@ struct ProgressiveTally {
                ? 1
                : static_cast<double>(cells_read - tail) / static_cast<double>(stored_cells);
   }
+  // Adds what another one has counted.
+  void Merge(const ProgressiveTally& other);
   double MedianLooseness() const;
   std::string Summary() const;
 };

@@ -1,8 +1,11 @@
 #include "tests/conformance/shapes.h"
 
+#include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/core/check.h"
 
 namespace certkv::conformance {
 namespace {
@@ -46,6 +49,14 @@ SequenceShape OriginalShape(OriginalDtype dtype) {
 }
 
 }  // namespace
+
+SequenceShape ShapeOfFormat(absl::string_view name) {
+  const auto* const found = std::find_if(
+      std::begin(kFormats), std::end(kFormats),
+      [name](const FormatChoice& format) { return absl::string_view(format.name) == name; });
+  CERTKV_CHECK(found != std::end(kFormats), "the suite has the format");
+  return ShapeOf(*found);
+}
 
 std::vector<NamedShape> FormatShapes() {
   std::vector<NamedShape> shapes;

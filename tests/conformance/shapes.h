@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/string_view.h"
 #include "tests/conformance/sequence_case.h"
 
 namespace certkv::conformance {
@@ -16,6 +17,9 @@ struct NamedShape {
 };
 
 inline void PrintTo(const NamedShape& shape, std::ostream* out) { *out << shape.name; }
+
+// Of a pair of formats of the suite: "K8V4", "K6V4w1" with one witness band, ... It must be one.
+SequenceShape ShapeOfFormat(absl::string_view name);
 
 // Every pair of formats, without and with the witnesses it allows, F16 and BF16 originals.
 std::vector<NamedShape> FormatShapes();
