@@ -206,6 +206,20 @@ TEST_F(SpillTierTest, WritesThatRunTogetherStayWithinTheLimit) {
   EXPECT_EQ(SpillOf(*tier, "a").blocks, 1);
 }
 
+TEST_F(SpillTierTest, DamageOfAnEarlierWriteDoesNotTakeTheLaterOne) {
+  const auto tier = Open({.size_bytes = 1 << 20});
+  ASSERT_TRUE(Write(*tier, 0, 0).ok());
+  const SpilledBlock before = *tier->Find(spec_, ChainKey(0, 0));
+  ASSERT_TRUE(Write(*tier, 0, 0).ok());  // in the same millisecond
+  EXPECT_FALSE(tier->ForgetDamaged(spec_, before));
+  EXPECT_TRUE(Has(*tier, 0, 0));
+  EXPECT_EQ(disk_.files.size(), 1u);
+  EXPECT_TRUE(tier->ForgetDamaged(spec_, *tier->Find(spec_, ChainKey(0, 0))));
+  EXPECT_FALSE(Has(*tier, 0, 0));
+  EXPECT_EQ(disk_.files.size(), 0u);
+  EXPECT_EQ(tier->GetStats().blocks_damaged, 1);
+}
+
 TEST_F(SpillTierTest, SlowDiskIsDegradedForAWhileAndStillServes) {
   const auto tier = Open({.size_bytes = 1 << 20});
   ASSERT_TRUE(Write(*tier, 0, 0).ok());
