@@ -31,12 +31,6 @@ using client::StoreClient;
 using client::Worker;
 using nlohmann::json;
 
-int64_t NowMs() { return absl::ToUnixMillis(absl::Now()); }
-
-void Print(const GlobalOptions& global, const json& data, const std::string& text) {
-  std::cout << (global.json ? data.dump(2) + "\n" : text) << std::flush;
-}
-
 // A trace in the store: the worker that put it and its sequence.
 struct PutTrace {
   std::unique_ptr<Trace> trace;
@@ -178,49 +172,6 @@ absl::Status AttendTrace(const GlobalOptions& global, const AttendOptions& optio
   Print(global, data,
         absl::StrCat(table.Render(), "requests/", id, ": ", risk.read_count,
                      " reads in gate's ledger, risk score ", FormatBound(risk.risk_score), "\n"));
-  return absl::OkStatus();
-}
-
-const char* TierName(certkv::kvstore::v1::BlockTier tier) {
-  return tier == certkv::kvstore::v1::BLOCK_TIER_DEVICE ? "device" : "backing";
-}
-
-absl::Status List(const GlobalOptions& global, const ListOptions& options) {
-  StoreClient store(client::ResolveTargets(global.services));
-  Table table;
-  for (const char* title : {"cache", "block", "parent"})
-    table.AddColumn(title, Table::Align::kLeft);
-  for (const char* title : {"tier", "leases", "pinned", "quantized", "original", "last use"}) {
-    table.AddColumn(title);
-  }
-  json data = {{"blocks", json::array()}};
-  std::string page_token;
-  int32_t left = options.limit;
-  do {
-    CERTKV_ASSIGN_OR_RETURN(const auto page, store.ListBlocks(CacheId{options.cache_id},
-                                                              std::min(left, 1000), page_token));
-    for (const auto& block : page.blocks()) {
-      table.AddRow({absl::StrCat(block.cache_id()), ToHex(block.block_key(), 8),
-                    ToHex(block.parent_key(), 8), TierName(block.tier()),
-                    absl::StrCat(block.lease_count()), block.pinned() ? "yes" : "",
-                    FormatBytes(block.device_bytes()), FormatBytes(block.original_bytes()),
-                    FormatAge(NowMs() - block.last_use_time_ms()) + " ago"});
-      data["blocks"].push_back({{"cache_id", block.cache_id()},
-                                {"block_key", ToHex(block.block_key())},
-                                {"parent_key", ToHex(block.parent_key())},
-                                {"tier", TierName(block.tier())},
-                                {"lease_count", block.lease_count()},
-                                {"pinned", block.pinned()},
-                                {"device_bytes", block.device_bytes()},
-                                {"original_bytes", block.original_bytes()},
-                                {"last_use_time_ms", block.last_use_time_ms()}});
-    }
-    left -= page.blocks_size();
-    page_token = page.next_page_token();
-  } while (left > 0 && !page_token.empty());
-  data["more"] = !page_token.empty();
-  Print(global, data,
-        absl::StrCat(table.Render(), page_token.empty() ? "" : "more blocks: raise --limit\n"));
   return absl::OkStatus();
 }
 
@@ -368,6 +319,10 @@ absl::Status TraceInfo(const GlobalOptions& global, const std::string& path) {
 
 }  // namespace
 
+void Print(const GlobalOptions& global, const json& data, const std::string& text) {
+  std::cout << (global.json ? data.dump(2) + "\n" : text) << std::flush;
+}
+
 int Fail(const absl::Status& status) {
   const std::string reason = ReasonOf(status);
   std::cerr << "error: " << absl::StatusCodeToString(status.code())
@@ -384,11 +339,6 @@ int RunPut(const GlobalOptions& global, const PutOptions& options) {
 
 int RunAttend(const GlobalOptions& global, const AttendOptions& options) {
   const absl::Status status = AttendTrace(global, options);
-  return status.ok() ? kExitOk : Fail(status);
-}
-
-int RunList(const GlobalOptions& global, const ListOptions& options) {
-  const absl::Status status = List(global, options);
   return status.ok() ? kExitOk : Fail(status);
 }
 

@@ -4,6 +4,7 @@
 #define CERTKV_CLIENTS_CLI_COMMANDS_H_
 
 #include <cstdint>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
@@ -48,6 +49,15 @@ struct ListOptions {
   int32_t limit = 100;
 };
 int RunList(const GlobalOptions& global, const ListOptions& options);
+
+enum class BlocksAction : uint8_t { kPin, kUnpin, kDrop };
+struct BlocksOptions {
+  BlocksAction action = BlocksAction::kPin;
+  std::vector<std::string> blocks;  // their keys' first hexadecimal digits
+  int64_t cache_id = 0;             // look in this cache only; 0 = in all
+  int64_t ttl_seconds = 0;          // of a pin; 0 = until it is taken off
+};
+int RunBlocks(const GlobalOptions& global, const BlocksOptions& options);
 
 int RunStats(const GlobalOptions& global);
 
@@ -95,6 +105,9 @@ int RunDemoCommand(const GlobalOptions& global, const DemoOptions& options);
 // The text of a file of at most 1 MiB. Errors: NotFound [FILE_NOT_FOUND]; InvalidArgument
 // [FILE_UNREADABLE].
 absl::StatusOr<std::string> ReadTextFile(const std::string& path);
+
+// Prints `data` with --json, else `text`.
+void Print(const GlobalOptions& global, const nlohmann::json& data, const std::string& text);
 
 // Prints `error: ...` and gives the exit code.
 int Fail(const absl::Status& status);

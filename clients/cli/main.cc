@@ -26,6 +26,7 @@ struct Parsed {
   PutOptions put;
   AttendOptions attend;
   ListOptions list;
+  BlocksOptions blocks;
   RiskOptions risk;
   TopOptions top;
   EventsOptions events;
@@ -124,6 +125,30 @@ void AddInspection(CLI::App& app, Parsed& parsed) {
   });
 }
 
+void AddBlockChanges(CLI::App& app, Parsed& parsed) {
+  const auto add = [&parsed, &app](const char* name, const char* text, BlocksAction action) {
+    CLI::App* command = app.add_subcommand(name, text);
+    command
+        ->add_option("block", parsed.blocks.blocks,
+                     "The first digits of a block's key, as certkv ls prints it")
+        ->required();
+    command->add_option("--cache", parsed.blocks.cache_id,
+                        "Look in this cache only; in all when left out");
+    command->callback([&parsed, action] {
+      parsed.blocks.action = action;
+      Run(parsed, [&parsed] { return RunBlocks(parsed.global, parsed.blocks); });
+    });
+    return command;
+  };
+  add("pin", "Keep blocks, and all that come before them in their chains, from eviction",
+      BlocksAction::kPin)
+      ->add_option("--ttl-seconds", parsed.blocks.ttl_seconds,
+                   "How long; until it is taken off when left out")
+      ->check(CLI::Range(int64_t{1}, int64_t{30} * 24 * 3600));
+  add("unpin", "Let them, and all that come before them, go again", BlocksAction::kUnpin);
+  add("drop", "Forget blocks, and all that come after them", BlocksAction::kDrop);
+}
+
 void AddPolicyChanges(CLI::App& command, PolicyOptions& options) {
   command.add_option("--file", options.path,
                      "The whole policy as JSON; without it the policy in force with these changes");
@@ -202,6 +227,7 @@ int Main(int argc, char** argv) {
   AddGlobalOptions(app, parsed);
   AddPutAndAttend(app, parsed);
   AddInspection(app, parsed);
+  AddBlockChanges(app, parsed);
   AddOperation(app, parsed);
   AddDemo(app, parsed);
   CLI::App* completion = app.add_subcommand("completion", "Print a bash completion script");

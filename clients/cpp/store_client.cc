@@ -158,6 +158,21 @@ absl::Status StoreClient::PinBlocks(SessionId session, absl::Span<const BlockKey
   });
 }
 
+absl::StatusOr<int32_t> StoreClient::DropBlocks(SessionId session,
+                                                absl::Span<const BlockKey> keys) {
+  v1::DropBlocksRequest request;
+  request.set_session_id(static_cast<int64_t>(session));
+  AddKeys(keys, request.mutable_block_keys());
+  v1::DropBlocksResponse response;
+  // Not retried: a lost answer would be answered with fewer.
+  CERTKV_RETURN_IF_ERROR(
+      CallUnary(options_.rpc_timeout_ms, Retry::kNever, [&](grpc::ClientContext& context) {
+        SetTraceparent(options_.traceparent, &context);
+        return stub_->DropBlocks(&context, request, &response);
+      }));
+  return response.dropped_count();
+}
+
 absl::Status StoreClient::AbortBlocks(SessionId session, absl::Span<const int32_t> staging_slots) {
   v1::AbortBlocksRequest request;
   request.set_session_id(static_cast<int64_t>(session));

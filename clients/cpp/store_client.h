@@ -64,6 +64,8 @@ class StoreClient {
   // ttl_ms 0: until it is unpinned.
   absl::Status PinBlocks(SessionId session, absl::Span<const BlockKey> keys, bool pinned,
                          int64_t ttl_ms);
+  // Drops blocks and all that come after them; how many there were.
+  absl::StatusOr<int32_t> DropBlocks(SessionId session, absl::Span<const BlockKey> keys);
   absl::Status AbortBlocks(SessionId session, absl::Span<const int32_t> staging_slots);
   // New deadline, Unix epoch in milliseconds.
   absl::StatusOr<int64_t> RenewLease(SessionId session, LeaseId lease);

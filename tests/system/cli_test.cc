@@ -79,6 +79,76 @@ TEST_F(CliTest, PutThenListThenStatsAgree) {
   EXPECT_THAT(RunCli(target_ + "stats").output, HasSubstr("SmolLM2-135M-Instruct"));
 }
 
+// Pinned blocks of `certkv ls`.
+int CountPinned(const std::string& target) {
+  int pinned = 0;
+  const json list = json::parse(RunCli(target + "--json ls").output);
+  for (const json& block : list["blocks"]) {
+    pinned += block["pinned"] ? 1 : 0;
+  }
+  return pinned;
+}
+
+TEST_F(CliTest, PinsAPrefixAndLetsItGo) {
+  ASSERT_EQ(RunCli(absl::StrCat(target_, "put --trace ", kTrace)).exit_code, 0);
+  // The sixth block of the chain, by following parents from the first.
+  const json blocks = json::parse(RunCli(target_ + "--json ls").output)["blocks"];
+  std::string sixth(64, '0');
+  for (int depth = 0; depth < 6; ++depth) {
+    const std::string parent = sixth;
+    for (const json& block : blocks) {
+      if (block["parent_key"] == parent) sixth = block["block_key"];
+    }
+  }
+  const std::string name = sixth.substr(0, 16);
+  const RunResult pin = RunCli(absl::StrCat(target_, "--json pin ", name));
+  ASSERT_EQ(pin.exit_code, 0) << pin.errors;
+  EXPECT_EQ(json::parse(pin.output)["blocks"], 6);
+  EXPECT_EQ(CountPinned(target_), 6);
+  const RunResult unpin = RunCli(absl::StrCat(target_, "unpin ", name));
+  EXPECT_THAT(unpin.output, HasSubstr("6 blocks unpinned"));
+  EXPECT_EQ(CountPinned(target_), 0);
+
+  // A pin with an end takes itself off.
+  EXPECT_THAT(RunCli(absl::StrCat(target_, "pin --ttl-seconds 1 ", name)).output,
+              HasSubstr("6 blocks pinned for 1"));
+  absl::SleepFor(absl::Milliseconds(1100));
+  EXPECT_EQ(CountPinned(target_), 0);
+}
+
+TEST_F(CliTest, DropsABlockAndWhatComesAfterIt) {
+  ASSERT_EQ(RunCli(absl::StrCat(target_, "put --trace ", kTrace)).exit_code, 0);
+  const json blocks = json::parse(RunCli(target_ + "--json ls").output)["blocks"];
+  std::string first;
+  std::string second;
+  for (const json& block : blocks) {
+    if (block["parent_key"] == std::string(64, '0')) first = block["block_key"];
+  }
+  for (const json& block : blocks) {
+    if (block["parent_key"] == first) second = block["block_key"];
+  }
+  const RunResult drop = RunCli(absl::StrCat(target_, "--json drop ", second));
+  ASSERT_EQ(drop.exit_code, 0) << drop.errors;
+  EXPECT_EQ(json::parse(drop.output)["blocks"], 26);
+  const json left = json::parse(RunCli(target_ + "--json ls").output)["blocks"];
+  ASSERT_EQ(left.size(), 1u);
+  EXPECT_EQ(left[0]["block_key"], first);
+}
+
+TEST_F(CliTest, RefusesNamesThatAreNotOneBlock) {
+  ASSERT_EQ(RunCli(absl::StrCat(target_, "put --trace ", kTrace)).exit_code, 0);
+  for (const char* name : {"abc", "xyz01234", "0000000"}) {
+    const RunResult pin = RunCli(absl::StrCat(target_, "pin ", name));
+    EXPECT_EQ(pin.exit_code, 1) << name;
+    EXPECT_THAT(pin.errors, HasSubstr("[BLOCK_NAME_INVALID]")) << name;
+  }
+  const RunResult missing = RunCli(target_ + "drop 00000000");
+  EXPECT_EQ(missing.exit_code, 1);
+  EXPECT_THAT(missing.errors, HasSubstr("[BLOCK_NOT_FOUND]"));
+  EXPECT_EQ(RunCli(target_ + "pin").exit_code, 2);
+  EXPECT_EQ(RunCli(target_ + "pin --ttl-seconds 0 00000000").exit_code, 2);
+}
+
 TEST_F(CliTest, AttendShowsCertificatesAndRiskKnowsTheRequest) {
   const RunResult attend = RunCli(
       absl::StrCat(target_, "--json attend --trace ", kTrace, " --request cli-risk --layer 1"));
