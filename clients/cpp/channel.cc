@@ -1,6 +1,4 @@
 // Channels: TLS and tokens as the options say.
-#include <grpcpp/security/tls_certificate_provider.h>
-#include <grpcpp/security/tls_credentials_options.h>
 #include <grpcpp/support/client_interceptor.h>
 #include <sys/stat.h>
 
@@ -16,12 +14,15 @@
 #include "clients/cpp/rpc.h"
 #include "kernels/core/status.h"
 #include "services/common/certificate.h"
+#include "services/common/client_credentials.h"
 #include "services/common/private_file.h"
 
 namespace certkv::client {
 namespace {
 
-constexpr unsigned kCertificateRefreshSeconds = 1;  // between looks at the files
+CertificateFiles FilesOf(const Options& options) {
+  return {options.certificate_file, options.key_file, options.ca_file};
+}
 
 bool IsUnix(const std::string& target) { return absl::StartsWith(target, "unix:"); }
 
@@ -91,23 +92,10 @@ class TokenInterceptorFactory final : public grpc::experimental::ClientIntercept
   TokenFile file_;
 };
 
-std::shared_ptr<grpc::ChannelCredentials> CredentialsFor(const std::string& target,
-                                                         const Options& options) {
-  if (IsUnix(target) || options.ca_file.empty()) return grpc::InsecureChannelCredentials();
-  grpc::experimental::TlsChannelCredentialsOptions tls;
-  tls.set_certificate_provider(std::make_shared<grpc::experimental::FileWatcherCertificateProvider>(
-      options.key_file, options.certificate_file, options.ca_file, kCertificateRefreshSeconds));
-  tls.watch_root_certs();
-  if (!options.certificate_file.empty()) tls.watch_identity_key_cert_pairs();
-  return grpc::experimental::TlsCredentials(tls);
-}
-
 }  // namespace
 
 absl::Status CheckAccess(const Options& options) {
-  CERTKV_RETURN_IF_ERROR(
-      CheckCertificateFiles({options.certificate_file, options.key_file, options.ca_file},
-                            absl::ToUnixMillis(absl::Now())));
+  CERTKV_RETURN_IF_ERROR(CheckCertificateFiles(FilesOf(options), absl::ToUnixMillis(absl::Now())));
   if (options.ca_file.empty() && !options.certificate_file.empty()) {
     return MakeError(absl::StatusCode::kInvalidArgument, "TLS_CERTIFICATE_INVALID",
                      "a client certificate needs ca_file as well, by which the server is believed");
@@ -134,7 +122,8 @@ std::shared_ptr<grpc::Channel> MakeChannel(const std::string& target, const Opti
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 50);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-  const auto credentials = CredentialsFor(target, options);
+  const auto credentials =
+      ClientCredentials(IsUnix(target) ? CertificateFiles{} : FilesOf(options));
   if (options.token_file.empty()) return grpc::CreateCustomChannel(target, credentials, arguments);
   // Checked again here: a caller that asked nobody must not send a token in the clear either.
   if (!IsUnix(target) && !IsLoopback(target) && options.ca_file.empty()) {

@@ -1,4 +1,4 @@
-// A blocking HTTP GET for tests.
+// Blocking HTTP calls for tests.
 #ifndef CERTKV_TESTS_SUPPORT_HTTP_CLIENT_H_
 #define CERTKV_TESTS_SUPPORT_HTTP_CLIENT_H_
 
@@ -25,15 +25,15 @@ struct HttpAnswer {
 };
 
 // From 127.0.0.1. HTTP/1.0, so that the answer is not chunked and ends with the connection.
-inline HttpAnswer HttpGet(uint16_t port, const std::string& target,
-                          const std::string& headers = "") {
+inline HttpAnswer HttpCall(uint16_t port, const std::string& method, const std::string& target,
+                           const std::string& headers, const std::string& body) {
   boost::asio::io_context io;
   boost::asio::ip::tcp::socket socket(io);
   boost::system::error_code error;
   socket.connect({boost::asio::ip::address_v4::loopback(), port}, error);
   if (error) return {};
-  const std::string request =
-      absl::StrCat("GET ", target, " HTTP/1.0\r\nHost: 127.0.0.1:", port, "\r\n", headers, "\r\n");
+  const std::string request = absl::StrCat(
+      method, " ", target, " HTTP/1.0\r\nHost: 127.0.0.1:", port, "\r\n", headers, "\r\n", body);
   boost::asio::write(socket, boost::asio::buffer(request), error);
   std::string text;
   boost::asio::read(socket, boost::asio::dynamic_buffer(text), error);
@@ -44,6 +44,15 @@ inline HttpAnswer HttpGet(uint16_t port, const std::string& target,
   answer.head = text.substr(0, end);
   answer.body = text.substr(end + 4);
   return answer;
+}
+
+inline HttpAnswer HttpGet(uint16_t port, const std::string& target,
+                          const std::string& headers = "") {
+  return HttpCall(port, "GET", target, headers, "");
+}
+inline HttpAnswer HttpPost(uint16_t port, const std::string& target, const std::string& body) {
+  return HttpCall(port, "POST", target, absl::StrCat("Content-Length: ", body.size(), "\r\n"),
+                  body);
 }
 
 // For a value of a query.
