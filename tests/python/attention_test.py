@@ -44,6 +44,20 @@ def test_bounds_cover_the_truth_and_are_not_vacuous(server, request_id, formats)
         assert max(shares) > 0.02, shares
 
 
+def test_records_are_laid_out_as_their_dtype_says(server, request_id):
+    made = MadeSequence(70, seed=44)
+    with certkv.Client(make_spec(), server.target) as client:
+        sequence = client.put_sequence(made.token_ids, made.layers)
+        attention = client.attention(sequence, client.open_request(request_id))
+        read = attention.attend(1, 69, make_queries(seed=5))
+        records = read.certificates
+        # NumPy 2 moved the item size in its structures, see docs/decisions/0051.
+        assert records.strides == (certkv.CERTIFICATE_DTYPE.itemsize,)
+        assert records["query_head"].tolist() == list(range(len(records)))
+        assert set(records["layer"]) == {1} and set(records["query_position"]) == {69}
+        assert read.outputs.strides == (4 * read.outputs.shape[1], 4)
+
+
 def test_tolerance_decides_how_far_a_read_is_repaired(server, request_id):
     made = MadeSequence(256, seed=2)
     with certkv.Client(make_spec("K4", "V4"), server.target) as client:

@@ -1,18 +1,21 @@
 // Attention: certified reads, their outputs and records as arrays over the result's own memory.
-#include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 
+#include <cstddef>
 #include <memory>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "clients/python/native/array.h"
+#include "clients/python/native/numpy_array.h"
 #include "clients/python/native/objects.h"
 
 namespace certkv::python {
 
 namespace py = pybind11;
+
+namespace {
 
 // A ReadCertificate as a row of a NumPy structured array; names and units are the same.
 struct CertificateRow {
@@ -35,8 +38,6 @@ struct CertificateRow {
   uint8_t key_format;
   uint8_t value_format;
 };
-
-namespace {
 
 using ResultPointer = std::shared_ptr<client::ReadResult>;
 
@@ -69,20 +70,70 @@ struct PyRead {
 };
 
 // The outputs in place. Throws the read's own error: without OK there are none.
-py::array OutputsOf(const PyRead& read) {
+py::object OutputsOf(const PyRead& read) {
   ThrowIfError(read.result->status);
-  const py::capsule owner(new ResultPointer(read.result),
-                          [](void* held) { delete static_cast<ResultPointer*>(held); });
-  return py::array_t<float>({read.query_head_count, read.value_dim}, read.result->outputs.data(),
-                            owner);
+  return ArrayOver(read.result->outputs.data(),
+                   {.dtype = py::str("float32"),
+                    .shape = {read.query_head_count, read.value_dim},
+                    .strides_bytes = {}},
+                   read.result);
 }
 
-py::array CertificatesOf(const PyRead& read) {
+// numpy.dtype of CertificateRow.
+py::object CertificateDtype() {
+  struct Field {
+    const char* name;
+    const char* format;
+    size_t offset;
+  };
+  static constexpr Field kFields[] = {
+      {"query_position", "i8", offsetof(CertificateRow, query_position)},
+      {"repair_bytes", "i8", offsetof(CertificateRow, repair_bytes)},
+      {"read_tokens", "i8", offsetof(CertificateRow, read_tokens)},
+      {"skipped_tokens", "i8", offsetof(CertificateRow, skipped_tokens)},
+      {"read_bytes", "i8", offsetof(CertificateRow, read_bytes)},
+      {"layer", "i4", offsetof(CertificateRow, layer)},
+      {"query_head", "i4", offsetof(CertificateRow, query_head)},
+      {"worst_case_tv", "f4", offsetof(CertificateRow, worst_case_tv)},
+      {"value_term", "f4", offsetof(CertificateRow, value_term)},
+      {"output_error_bound", "f4", offsetof(CertificateRow, output_error_bound)},
+      {"value_radius", "f4", offsetof(CertificateRow, value_radius)},
+      {"first_worst_case_tv", "f4", offsetof(CertificateRow, first_worst_case_tv)},
+      {"failure_probability", "f4", offsetof(CertificateRow, failure_probability)},
+      {"skipped_share", "f4", offsetof(CertificateRow, skipped_share)},
+      {"rung", "u1", offsetof(CertificateRow, rung)},
+      {"outcome", "u1", offsetof(CertificateRow, outcome)},
+      {"key_format", "u1", offsetof(CertificateRow, key_format)},
+      {"value_format", "u1", offsetof(CertificateRow, value_format)},
+  };
+  py::list names;
+  py::list formats;
+  py::list offsets;
+  for (const Field& field : kFields) {
+    names.append(field.name);
+    formats.append(field.format);
+    offsets.append(field.offset);
+  }
+  py::dict fields;
+  fields["names"] = names;
+  fields["formats"] = formats;
+  fields["offsets"] = offsets;
+  fields["itemsize"] = sizeof(CertificateRow);
+  return py::module_::import("numpy").attr("dtype")(fields);
+}
+
+py::object CertificatesOf(const PyRead& read) {
   ThrowIfError(read.result->status);
-  py::array_t<CertificateRow> rows(static_cast<py::ssize_t>(read.result->certificates.size()));
-  auto* out = static_cast<CertificateRow*>(rows.request().ptr);
-  for (const ReadCertificate& certificate : read.result->certificates) *out++ = RowOf(certificate);
-  return rows;
+  auto rows = std::make_shared<std::vector<CertificateRow>>();
+  rows->reserve(read.result->certificates.size());
+  for (const ReadCertificate& certificate : read.result->certificates) {
+    rows->push_back(RowOf(certificate));
+  }
+  return ArrayOver(rows->data(),
+                   {.dtype = py::module_::import("certkv._native").attr("CERTIFICATE_DTYPE"),
+                    .shape = {static_cast<int64_t>(rows->size())},
+                    .strides_bytes = {}},
+                   rows);
 }
 
 // Borrowed queries of some reads, and the requests that point at them.
@@ -189,11 +240,7 @@ py::object ErrorOf(const PyRead& read) {
 }  // namespace
 
 void DefineAttention(py::module_& module) {
-  PYBIND11_NUMPY_DTYPE(CertificateRow, query_position, repair_bytes, read_tokens, skipped_tokens,
-                       read_bytes, layer, query_head, worst_case_tv, value_term, output_error_bound,
-                       value_radius, first_worst_case_tv, failure_probability, skipped_share, rung,
-                       outcome, key_format, value_format);
-  module.attr("CERTIFICATE_DTYPE") = py::dtype::of<CertificateRow>();
+  module.attr("CERTIFICATE_DTYPE") = CertificateDtype();
   module.def("open_attention", &Open);
   module.def("attend_exact", &AttendExact);
   py::class_<PyRead>(module, "Read")

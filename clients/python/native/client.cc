@@ -1,5 +1,4 @@
 // Client and Sequence: what a Worker does, over borrowed arrays.
-#include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -10,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "clients/python/native/array.h"
+#include "clients/python/native/numpy_array.h"
 #include "clients/python/native/objects.h"
 
 namespace certkv::python {
@@ -144,16 +144,15 @@ void FinishToken(const PySequence& self) {
 }
 
 // A read-only array over mapped memory, which keeps lease and map while it lives.
-py::array MappedArray(const std::shared_ptr<SequenceState>& state, const uint8_t* data,
-                      std::vector<py::ssize_t> shape, int64_t head_stride) {
+py::object MappedArray(const std::shared_ptr<SequenceState>& state, const uint8_t* data,
+                       std::vector<int64_t> shape, int64_t head_stride) {
   const bool is_f16 = state->worker->spec().original_dtype == OriginalDtype::kF16;
-  const py::capsule owner(new PySequence(state, "Sequence"),
-                          [](void* held) { delete static_cast<PySequence*>(held); });
-  const py::ssize_t row_bytes = 2 * shape[2];
-  py::array array(py::dtype(is_f16 ? "float16" : "uint16"), std::move(shape),
-                  {static_cast<py::ssize_t>(head_stride), row_bytes, py::ssize_t{2}}, data, owner);
-  array.attr("setflags")(py::arg("write") = false);
-  return array;
+  const int64_t row_bytes = 2 * shape[2];
+  return ReadOnlyArrayOver(data,
+                           {.dtype = py::str(is_f16 ? "float16" : "uint16"),
+                            .shape = std::move(shape),
+                            .strides_bytes = {head_stride, row_bytes, 2}},
+                           std::make_shared<PySequence>(state, "Sequence"));
 }
 
 py::tuple Originals(const PySequence& self, int32_t layer, int64_t block) {

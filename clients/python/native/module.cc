@@ -2,11 +2,13 @@
 // for others: its names may change with any version.
 #include <pybind11/pybind11.h>
 
+#include "clients/python/native/numpy_array.h"
 #include "clients/python/native/objects.h"
 
 PYBIND11_MODULE(_native, module) {
   namespace python = certkv::python;
   module.attr("VERSION") = CERTKV_PYTHON_VERSION;
+  python::DefineMemory(module);
   python::RegisterStatusError();
   python::DefineSpec(module);
   python::DefineClient(module);
