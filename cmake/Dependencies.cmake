@@ -1,6 +1,6 @@
 # Libraries CertKV is built on (Debian 12's packages; `./dev` installs them).
 # After this file: absl::*, gRPC::grpc++, gRPC::grpc++_reflection, protobuf::libprotobuf,
-# Boost::headers, CLI11::CLI11, yaml-cpp, nlohmann_json::nlohmann_json, OpenSSL::Crypto, OpenSSL::SSL,
+# Boost::headers, Boost::context, CLI11::CLI11, yaml-cpp, nlohmann_json::nlohmann_json, OpenSSL::Crypto, OpenSSL::SSL,
 # RocksDB::rocksdb, hiredis::hiredis, prometheus::core, xxhash::xxhash, Threads::Threads,
 # GTest::gmock_main, benchmark::benchmark.
 
@@ -10,7 +10,7 @@ find_package(PkgConfig REQUIRED)
 find_package(absl CONFIG REQUIRED)
 find_package(OpenSSL 3.0 REQUIRED)
 find_package(Protobuf 3.21 REQUIRED)
-find_package(Boost 1.74 REQUIRED)
+find_package(Boost 1.74 REQUIRED COMPONENTS context)
 find_package(yaml-cpp CONFIG REQUIRED)
 find_package(nlohmann_json 3.11 CONFIG REQUIRED)
 find_package(CLI11 2.1 CONFIG REQUIRED)

@@ -80,6 +80,10 @@ TEST(MacrosTest, FindsMacrosButTheStatusOnes) {
   EXPECT_THAT(Check(CheckMacros, "kernels/cpu/a.cc", "#define LOAD(x) x\n"),
               HasSubstr("kernels/cpu/a.cc:1: macro LOAD"));
   EXPECT_THAT(Check(CheckMacros, "kernels/cpu/a.cc", "#  define LIMIT 4\n"), HasSubstr("LIMIT"));
+  EXPECT_THAT(Check(CheckMacros, "kernels/cuda/attend.cuh", "#define LOAD(x) x\n"),
+              HasSubstr("macro LOAD"));
+  EXPECT_THAT(Check(CheckMacros, "kernels/cuda/device.h", "#define CERTKV_SHARED(x) x\n"),
+              IsEmpty());
   EXPECT_THAT(Check(CheckMacros, "a.h", "#define CERTKV_A_H_\n#define CERTKV_CHECK(a) a\n"),
               IsEmpty());
 }
