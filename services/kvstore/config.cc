@@ -117,6 +117,8 @@ void AddLimitFields(KvStoreConfig* config, ConfigSection* section) {
                       "WatchBlockEvents streams at a time");
   section->AddInteger("event_queue_limit", &config->event_queue_limit, {1, 1 << 20}, "events",
                       "events that a watcher may be behind before it is cut off");
+  section->AddInteger("event_history_limit", &config->event_history_limit, {0, 1 << 20}, "events",
+                      "past events that are kept for watchers that were cut off and come back");
   section->AddSize("scrub_rate", &config->scrub_bytes_per_second, {0, int64_t{1} << 40},
                    "bytes per second of stored blocks that are read again in the background and "
                    "compared with their checksums; 0 turns it off");

@@ -34,7 +34,8 @@ struct KvStoreConfig {
   std::vector<kvstore::TenantQuota> tenant_quotas;
   int32_t watcher_limit = 64;
   int32_t event_queue_limit = 16384;  // of one watcher
-  int32_t seal_threads = 0;           // 0: one per processor
+  int32_t event_history_limit = 65536;
+  int32_t seal_threads = 0;  // 0: one per processor
   int32_t seal_queue_limit = 256;
   int64_t scrub_bytes_per_second = int64_t{32} << 20;
   std::string spill_directory;  // "": no tier on disk

@@ -138,6 +138,7 @@ void BlockEventToProto(const BlockEvent& event, v1::BlockEvent* proto) {
   proto->set_block_key(BytesOf(event.key.view()));
   proto->set_sequence(event.sequence);
   proto->set_time_ms(event.time_ms);
+  proto->set_store_id(event.store_id);
 }
 
 namespace {

@@ -57,9 +57,11 @@ void EventSubscription::NotifyIfWaiting() {
 }
 
 absl::StatusOr<std::shared_ptr<EventSubscription>> EventHub::Subscribe(
-    CacheId cache, std::function<void()> notify) {
-  auto subscription = std::make_shared<EventSubscription>(cache, queue_limit_, std::move(notify));
+    CacheId cache, EventCursor cursor, std::function<void()> notify) {
   absl::MutexLock lock(&mutex_);
+  CERTKV_ASSIGN_OR_RETURN(std::deque<BlockEvent> missed, EventsAfter(cursor, cache));
+  auto subscription = std::make_shared<EventSubscription>(cache, std::move(missed), queue_limit_,
+                                                          std::move(notify));
   const auto count = static_cast<int32_t>(Subscriptions().size());
   if (count >= watcher_limit_) {
     return MakeError(absl::StatusCode::kResourceExhausted, "WATCHER_LIMIT",
@@ -71,9 +73,35 @@ absl::StatusOr<std::shared_ptr<EventSubscription>> EventHub::Subscribe(
   return subscription;
 }
 
+absl::StatusOr<std::deque<BlockEvent>> EventHub::EventsAfter(EventCursor cursor,
+                                                             CacheId cache) const {
+  std::deque<BlockEvent> missed;
+  if (cursor.store_id == 0) return missed;
+  if (cursor.store_id != store_id_) {
+    return MakeError(absl::StatusCode::kOutOfRange, "EVENTS_GONE",
+                     absl::StrCat("the events after ", cursor.sequence, " were those of store ",
+                                  cursor.store_id, ", this is ", store_id_,
+                                  ": it was started again; watch from now on and list the blocks"));
+  }
+  const int64_t first_kept = sequence_ - static_cast<int64_t>(history_.size()) + 1;
+  if (cursor.sequence < first_kept - 1 || cursor.sequence > sequence_) {
+    return MakeError(absl::StatusCode::kOutOfRange, "EVENTS_GONE",
+                     absl::StrCat("the events after ", cursor.sequence, " are not kept, but those ",
+                                  "from ", first_kept, " to ", sequence_,
+                                  "; watch from now on and list the blocks, or raise "
+                                  "event_history_limit"));
+  }
+  for (size_t i = cursor.sequence + 1 - first_kept; i < history_.size(); ++i) {
+    if (cache == CacheId{} || cache == history_[i].cache) missed.push_back(history_[i]);
+  }
+  return missed;
+}
+
 void EventHub::Append(BlockEventKind kind, CacheId cache, const BlockKey& key, int64_t time_ms) {
   absl::MutexLock lock(&mutex_);
-  const BlockEvent event{kind, cache, key, ++sequence_, time_ms};
+  const BlockEvent event{kind, cache, key, ++sequence_, time_ms, store_id_};
+  history_.push_back(event);
+  if (static_cast<int32_t>(history_.size()) > history_limit_) history_.pop_front();
   for (const auto& weak : subscriptions_) {
     if (const auto subscription = weak.lock()) {
       subscription->Append(event);

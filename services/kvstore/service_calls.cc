@@ -285,7 +285,8 @@ class CheckedCalls final : public StoreCalls {
   grpc::ServerWriteReactor<v1::BlockEvent>* WatchBlockEvents(
       grpc::CallbackServerContext* context, const v1::WatchBlockEventsRequest* request) override {
     const CacheId cache{request->cache_id()};
-    return StartWatch(CheckWatch(*context, cache), engine_->events(), cache, kDomain);
+    const EventCursor cursor{request->store_id(), request->after_sequence()};
+    return StartWatch(CheckWatch(*context, cache), engine_->events(), cache, cursor, kDomain);
   }
 
  private:

@@ -17,7 +17,8 @@ namespace {
 //  2. Finish is called once, and nothing after it.
 class WatchReactor : public grpc::ServerWriteReactor<v1::BlockEvent> {
  public:
-  WatchReactor(const absl::Status& status, EventHub* hub, CacheId cache, absl::string_view domain)
+  WatchReactor(const absl::Status& status, EventHub* hub, CacheId cache, EventCursor cursor,
+               absl::string_view domain)
       : domain_(domain) {
     if (!status.ok()) {
       is_finished_ = true;
@@ -25,7 +26,7 @@ class WatchReactor : public grpc::ServerWriteReactor<v1::BlockEvent> {
       return;
     }
     // The hub may still be calling when the stream is done and this object gone.
-    auto subscription = hub->Subscribe(cache, [life = life_] {
+    auto subscription = hub->Subscribe(cache, cursor, [life = life_] {
       absl::MutexLock lock(&life->mutex);
       if (life->reactor != nullptr) life->reactor->WriteNext();
     });
@@ -97,8 +98,9 @@ class WatchReactor : public grpc::ServerWriteReactor<v1::BlockEvent> {
 }  // namespace
 
 grpc::ServerWriteReactor<v1::BlockEvent>* StartWatch(const absl::Status& status, EventHub* hub,
-                                                     CacheId cache, absl::string_view domain) {
-  return new WatchReactor(status, hub, cache, domain);
+                                                     CacheId cache, EventCursor cursor,
+                                                     absl::string_view domain) {
+  return new WatchReactor(status, hub, cache, cursor, domain);
 }
 
 }  // namespace certkv::kvstore

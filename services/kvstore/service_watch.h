@@ -14,7 +14,8 @@ namespace certkv::kvstore {
 // Starts a stream that ends itself, at once when `status` is an error. `domain` is of its errors
 // and lives for ever.
 grpc::ServerWriteReactor<v1::BlockEvent>* StartWatch(const absl::Status& status, EventHub* hub,
-                                                     CacheId cache, absl::string_view domain);
+                                                     CacheId cache, EventCursor cursor,
+                                                     absl::string_view domain);
 
 }  // namespace certkv::kvstore
 

@@ -32,7 +32,8 @@ StoreEngine::StoreEngine(const KvStoreConfig& config, const Clock* clock, Comput
       clock_(clock),
       pool_(pool),
       spill_(spill),
-      events_(config.watcher_limit, config.event_queue_limit),
+      events_(config.watcher_limit, config.event_queue_limit, config.event_history_limit,
+              RandomId()),
       tenants_(config.tenant_quotas, config.tenant_limit) {}
 
 StoreEngine::~StoreEngine() { events_.CloseAll(); }

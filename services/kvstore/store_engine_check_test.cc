@@ -76,7 +76,7 @@ TEST_F(StoreEngineCheckTest, ATileOfAnotherBlockIsRebuilt) {
 
 TEST_F(StoreEngineCheckTest, ADamagedOriginalVanishesFromLookupsWithAnEvent) {
   harness_.PutUnleased(worker_, 1, 0, 3);
-  auto events = harness_.engine.events()->Subscribe(CacheId{}, [] {});
+  auto events = harness_.engine.events()->Subscribe(CacheId{}, {}, [] {});
   ASSERT_TRUE(events.ok());
   Values(HandleOf(1, 1), 1)[20] ^= 4;
   ScrubRound();

@@ -349,7 +349,7 @@ TEST(PressureTest, MemoryStaysWithinWhatIsConfiguredHoweverMuchIsWritten) {
 TEST(EventsTest, TellTheLifeOfABlock) {
   StoreHarness store(Shape(1, 2));
   auto worker = store.Attach("w");
-  const auto watch = *store.engine.events()->Subscribe(store.cache, [] {});
+  const auto watch = *store.engine.events()->Subscribe(store.cache, {}, [] {});
   store.PutUnleased(worker, 1, 0, 1);
   store.PutUnleased(worker, 2, 0, 1);  // demotes 1
   ASSERT_TRUE(

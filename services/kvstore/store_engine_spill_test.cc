@@ -56,7 +56,7 @@ class StoreEngineSpillTest : public testing::Test {
 };
 
 TEST_F(StoreEngineSpillTest, EvictedBlocksComeBack) {
-  auto events = store().engine.events()->Subscribe(CacheId{}, [] {});
+  auto events = store().engine.events()->Subscribe(CacheId{}, {}, [] {});
   for (int32_t chain = 0; chain < 6; ++chain) store().PutUnleased(worker_, chain, 0, 4);
   EXPECT_EQ(Counters().blocks_evicted, 0) << "none was lost";
   EXPECT_EQ(Counters().blocks_spilled, 6 * 4 - 8);

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <limits>
 #include <numeric>
 #include <thread>
 
@@ -101,10 +102,12 @@ TEST(SessionTableTest, ListsSessionsThatNeverConnected) {
 
 BlockKey EventKey(int i) { return ChainKey(1, i); }
 
+constexpr int64_t kStoreId = 77;
+
 TEST(EventHubTest, GivesEventsOfTheCacheInOrder) {
-  EventHub hub(4, 8);
-  const auto all = *hub.Subscribe(CacheId{}, [] {});
-  const auto one = *hub.Subscribe(CacheId{2}, [] {});
+  EventHub hub(4, 8, 4, kStoreId);
+  const auto all = *hub.Subscribe(CacheId{}, {}, [] {});
+  const auto one = *hub.Subscribe(CacheId{2}, {}, [] {});
   hub.Append(BlockEventKind::kSealed, CacheId{1}, EventKey(0), 5);
   hub.Append(BlockEventKind::kEvicted, CacheId{2}, EventKey(1), 6);
   const auto first = *all->Take();
@@ -118,18 +121,61 @@ TEST(EventHubTest, GivesEventsOfTheCacheInOrder) {
 }
 
 TEST(EventHubTest, CutsASlowWatcherOffRatherThanLeavingAGap) {
-  EventHub hub(4, 3);
-  const auto slow = *hub.Subscribe(CacheId{}, [] {});
+  EventHub hub(4, 3, 4, kStoreId);
+  const auto slow = *hub.Subscribe(CacheId{}, {}, [] {});
   for (int i = 0; i < 4; ++i) hub.Append(BlockEventKind::kSealed, CacheId{1}, EventKey(i), 0);
   EXPECT_EQ(ReasonOf(slow->Take().status()), "EVENTS_LOST");
   hub.Append(BlockEventKind::kSealed, CacheId{1}, EventKey(5), 0);
   EXPECT_EQ(ReasonOf(slow->Take().status()), "EVENTS_LOST") << "and stays so";
 }
 
+TEST(EventHubTest, AWatcherThatComesBackMissesNothing) {
+  EventHub hub(8, 8, 4, kStoreId);
+  const auto append = [&hub](int number, int64_t cache) {
+    hub.Append(BlockEventKind::kSealed, CacheId{cache}, EventKey(number), 0);
+  };
+  for (int i = 1; i <= 6; ++i) append(i, i % 2);
+  // Of sequences 1 to 6 the last four are kept.
+  auto back = *hub.Subscribe(CacheId{}, {kStoreId, 2}, [] {});
+  const auto of_one = *hub.Subscribe(CacheId{1}, {kStoreId, 3}, [] {});
+  const auto up_to_date = *hub.Subscribe(CacheId{}, {kStoreId, 6}, [] {});
+  append(7, 1);
+  for (int64_t sequence = 3; sequence <= 7; ++sequence) {
+    const auto event = *back->Take();
+    ASSERT_TRUE(event.has_value()) << sequence;
+    EXPECT_EQ(event->sequence, sequence);
+    EXPECT_EQ(event->key, EventKey(static_cast<int>(sequence)));
+    EXPECT_EQ(event->store_id, kStoreId);
+  }
+  EXPECT_FALSE((*back->Take()).has_value());
+  EXPECT_EQ((*of_one->Take())->sequence, 5);
+  EXPECT_EQ((*of_one->Take())->sequence, 7);
+  EXPECT_EQ((*up_to_date->Take())->sequence, 7);
+}
+TEST(EventHubTest, RefusesACursorWhoseNextEventsAreGone) {
+  EventHub hub(8, 8, 4, kStoreId);
+  for (int i = 1; i <= 6; ++i) hub.Append(BlockEventKind::kSealed, CacheId{1}, EventKey(i), 0);
+  for (const EventCursor cursor :
+       {EventCursor{kStoreId, 1}, EventCursor{kStoreId, 7}, EventCursor{kStoreId, -1},
+        EventCursor{kStoreId, std::numeric_limits<int64_t>::max()}, EventCursor{kStoreId + 1, 6}}) {
+    const absl::Status status = hub.Subscribe(CacheId{}, cursor, [] {}).status();
+    EXPECT_EQ(ReasonOf(status), "EVENTS_GONE") << cursor.sequence;
+    EXPECT_TRUE(absl::IsOutOfRange(status));
+  }
+}
+TEST(EventHubTest, WhatWasMissedDoesNotCountToTheQueue) {
+  EventHub hub(8, /*queue_limit=*/2, /*history_limit=*/4, kStoreId);
+  for (int i = 1; i <= 4; ++i) hub.Append(BlockEventKind::kSealed, CacheId{1}, EventKey(i), 0);
+  const auto back = *hub.Subscribe(CacheId{}, {kStoreId, 0}, [] {});
+  for (int i = 5; i <= 6; ++i) hub.Append(BlockEventKind::kSealed, CacheId{1}, EventKey(i), 0);
+  for (int64_t sequence = 1; sequence <= 6; ++sequence) {
+    EXPECT_EQ((*back->Take())->sequence, sequence);
+  }
+}
 TEST(EventHubTest, NotifiesOnlyAWatcherThatFoundNothing) {
-  EventHub hub(4, 8);
+  EventHub hub(4, 8, 4, kStoreId);
   int calls = 0;
-  const auto watcher = *hub.Subscribe(CacheId{}, [&calls] { ++calls; });
+  const auto watcher = *hub.Subscribe(CacheId{}, {}, [&calls] { ++calls; });
   hub.Append(BlockEventKind::kSealed, CacheId{1}, EventKey(0), 0);
   hub.Notify();
   EXPECT_EQ(calls, 0);
@@ -144,19 +190,19 @@ TEST(EventHubTest, NotifiesOnlyAWatcherThatFoundNothing) {
 }
 
 TEST(EventHubTest, LimitsWatchersAndFreesTheirPlaces) {
-  EventHub hub(1, 8);
-  auto watcher = *hub.Subscribe(CacheId{}, [] {});
-  EXPECT_EQ(ReasonOf(hub.Subscribe(CacheId{}, [] {}).status()), "WATCHER_LIMIT");
+  EventHub hub(1, 8, 4, kStoreId);
+  auto watcher = *hub.Subscribe(CacheId{}, {}, [] {});
+  EXPECT_EQ(ReasonOf(hub.Subscribe(CacheId{}, {}, [] {}).status()), "WATCHER_LIMIT");
   watcher.reset();
-  EXPECT_TRUE(hub.Subscribe(CacheId{}, [] {}).ok());
+  EXPECT_TRUE(hub.Subscribe(CacheId{}, {}, [] {}).ok());
 }
 
 TEST(EventHubTest, GivesWhatIsQueuedThenEndsWhenClosed) {
-  EventHub hub(4, 8);
+  EventHub hub(4, 8, 4, kStoreId);
   int calls = 0;
-  const auto idle = *hub.Subscribe(CacheId{}, [&calls] { ++calls; });
+  const auto idle = *hub.Subscribe(CacheId{}, {}, [&calls] { ++calls; });
   ASSERT_FALSE((*idle->Take()).has_value());
-  const auto busy = *hub.Subscribe(CacheId{}, [] {});
+  const auto busy = *hub.Subscribe(CacheId{}, {}, [] {});
   hub.Append(BlockEventKind::kSealed, CacheId{1}, EventKey(0), 0);
   hub.CloseAll();
   EXPECT_EQ(calls, 1);

@@ -54,7 +54,7 @@ struct Disk {
 
   const CacheSpec spec = TinySpec();
   const BlockKey key = ChainKey(1, 0);
-  kvstore::EventHub hub{1, 16};
+  kvstore::EventHub hub{1, 16, 16, 1};
   kvstore::StoreCounters counters;
   std::shared_ptr<kvstore::Cache> cache;
   kvstore::BlockWrite write;
