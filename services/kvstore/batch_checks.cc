@@ -3,6 +3,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/core/limits.h"
 #include "kernels/core/status.h"
+#include "services/common/retry_delay.h"
 
 namespace certkv::kvstore {
 
@@ -18,6 +19,15 @@ absl::Status LeaseNotFound(LeaseId lease) {
                    absl::StrCat("lease ", static_cast<int64_t>(lease),
                                 " is not held by this session: it was released, has expired, or "
                                 "never was; look the blocks up again"));
+}
+
+absl::Status OriginalsPending(const BlockKey& key) {
+  constexpr int64_t kRetryMs = 20;
+  return WithRetryDelay(
+      MakeError(absl::StatusCode::kUnavailable, "ORIGINALS_PENDING",
+                absl::StrCat("originals of block ", ToHex(key.view(), 8),
+                             " are still on their way from another store; ask again")),
+      kRetryMs);
 }
 
 }  // namespace certkv::kvstore

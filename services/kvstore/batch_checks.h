@@ -16,6 +16,9 @@ absl::Status CheckBatch(size_t count, absl::string_view field);
 // NotFound [LEASE_NOT_FOUND].
 absl::Status LeaseNotFound(LeaseId lease);
 
+// Unavailable [ORIGINALS_PENDING], with a retry delay: they come soon, or the block is lost.
+absl::Status OriginalsPending(const BlockKey& key);
+
 }  // namespace certkv::kvstore
 
 #endif  // CERTKV_SERVICES_KVSTORE_BATCH_CHECKS_H_

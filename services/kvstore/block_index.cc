@@ -119,6 +119,7 @@ void BlockIndex::SetOriginals(BlockId id, const SlotRef& backing, uint64_t origi
   BlockRecord& record = MutableGet(id);
   record.backing = backing;
   record.originals_digest = originals_digest;
+  record.pending = false;
 }
 
 void BlockIndex::RaisePriority(BlockId id, BlockPriority priority) {

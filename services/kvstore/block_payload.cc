@@ -8,6 +8,7 @@
 #include "kernels/core/slab_layout.h"
 #include "kernels/core/status.h"
 #include "kernels/ops/quantize_tile.h"
+#include "kernels/ops/tile_checksum.h"
 #include "services/kvstore/block_planes.h"
 
 namespace certkv::kvstore {
@@ -51,6 +52,16 @@ bool IsGood(const TileLayout& layout, const uint8_t* scan, const uint8_t* detail
          VerifyTile(layout, scan, detail, original.keys, original.values).ok();
 }
 
+// Appends a run of bytes, to the run before it where that ends there.
+void Append(uint8_t* data, int64_t bytes, std::vector<absl::Span<uint8_t>>* spans) {
+  const auto size = static_cast<size_t>(bytes);
+  if (!spans->empty() && spans->back().data() + spans->back().size() == data) {
+    spans->back() = absl::Span<uint8_t>(spans->back().data(), spans->back().size() + size);
+  } else {
+    spans->emplace_back(data, size);
+  }
+}
+
 absl::Status PayloadDamaged(const BlockKey& key, absl::string_view what) {
   return MakeError(absl::StatusCode::kDataLoss, "SPILL_DAMAGED",
                    absl::StrCat("block ", ToHex(key.view(), 8), " on disk ", what,
@@ -71,6 +82,58 @@ int64_t OriginalBytesOf(const Cache& cache) {
   const CacheSpec& spec = cache.spec();
   return PlanesPerBlock(spec) * spec.tiles_per_block() *
          (OriginalKeyBytes(spec) + OriginalValueBytes(spec));
+}
+
+std::vector<absl::Span<uint8_t>> PayloadSpans(const Cache& cache, const BlockWrite& block,
+                                              bool with_planes, bool with_originals) {
+  std::vector<absl::Span<uint8_t>> spans;
+  if (with_planes) {
+    VisitTiles(cache, [&](const Plane& plane, int32_t tile, int64_t /*offset*/) {
+      const TileLayout& layout = cache.device().layout().tile_layout(plane.layer);
+      const TileTarget at = SlotTarget(cache, block.device_slot, plane, tile);
+      Append(at.scan, layout.scan_bytes, &spans);
+      Append(at.detail, layout.detail_bytes, &spans);
+    });
+  }
+  if (with_originals) {
+    uint8_t* originals = cache.backing_memory()->base();
+    VisitOriginals(cache, block.backing_slot, [&](int64_t at, int64_t /*offset*/, int64_t bytes) {
+      Append(originals + at, bytes, &spans);
+    });
+  }
+  return spans;
+}
+
+bool ArePlanesOf(const Cache& cache, const BlockWrite& block) {
+  std::vector<uint64_t> checksums;
+  bool is_good = true;
+  VisitTiles(cache, [&](const Plane& plane, int32_t tile, int64_t /*offset*/) {
+    const TileLayout& layout = cache.device().layout().tile_layout(plane.layer);
+    const TileTarget at = SlotTarget(cache, block.device_slot, plane, tile);
+    TileHeader header;
+    std::memcpy(&header, at.scan, sizeof(header));
+    checksums.push_back(header.original_checksum);
+    is_good = is_good &&
+              header.identity_tag == TileIdentityTag(block.key, plane.layer, plane.kv_head, tile) &&
+              VerifyTile(layout, at.scan, at.detail, nullptr, nullptr).ok();
+  });
+  return is_good && DigestOfChecksums(checksums.data(), static_cast<int64_t>(checksums.size())) ==
+                        block.originals_digest;
+}
+
+bool AreOriginalsOf(const Cache& cache, const BlockWrite& block) {
+  const CacheSpec& spec = cache.spec();
+  const SlabLayout& layout = cache.backing().layout();
+  std::vector<uint64_t> checksums;
+  VisitTiles(cache, [&](const Plane& plane, int32_t tile, int64_t /*offset*/) {
+    const OriginalTile original = OriginalTileAt(cache.backing_memory()->base(), layout, spec,
+                                                 block.backing_slot, plane, tile);
+    checksums.push_back(OriginalChecksum(cache.device().layout().tile_layout(plane.layer),
+                                         original.keys, spec.head_dim, original.values,
+                                         spec.value_dim));
+  });
+  return DigestOfChecksums(checksums.data(), static_cast<int64_t>(checksums.size())) ==
+         block.originals_digest;
 }
 
 bool CopyOut(const Cache& cache, const SlotRef& device, const SlotRef& backing,

@@ -1,4 +1,4 @@
-// A block as one run of bytes, for the disk.
+// A block as one run of bytes, for the disk and for other stores.
 //
 //   planes     by layer, KV head, tile: scan record, detail record (absent when the block is not in
 //              the device tier)
@@ -7,6 +7,7 @@
 #define CERTKV_SERVICES_KVSTORE_BLOCK_PAYLOAD_H_
 
 #include <cstdint>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
@@ -28,6 +29,16 @@ bool CopyOut(const Cache& cache, const SlotRef& device, const SlotRef& backing,
 // Errors: DataLoss [SPILL_DAMAGED], the payload has another size, or originals whose digest is not
 //         block.originals_digest; the slots must not be sealed then.
 absl::Status CopyIn(const Cache& cache, const BlockWrite& block, absl::Span<const uint8_t> payload);
+
+// Where the bytes of a payload lie in the block's slots, in its order. Nothing is copied.
+std::vector<absl::Span<uint8_t>> PayloadSpans(const Cache& cache, const BlockWrite& block,
+                                              bool with_planes, bool with_originals);
+
+// Is what lies in the device slot a whole encoding of the originals of block.originals_digest, by
+// all its checksums, made for block.key? And in the backing slot those originals? Nobody else
+// writes the slots.
+bool ArePlanesOf(const Cache& cache, const BlockWrite& block);
+bool AreOriginalsOf(const Cache& cache, const BlockWrite& block);
 
 }  // namespace certkv::kvstore
 

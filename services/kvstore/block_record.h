@@ -21,7 +21,7 @@ inline constexpr int kBlockPriorities = 3;
 struct BlockRecord {
   BlockKey key;
   SlotRef device;   // not present: the block is in the backing tier only
-  SlotRef backing;  // always present while the block lives
+  SlotRef backing;  // always present while the block lives; generation 0: originals pending
   int64_t seal_time_ms = 0;
   int64_t last_use_time_ms = 0;
   uint64_t originals_digest = 0;  // over the checksums of its original tiles, see block_writer.h
@@ -38,6 +38,7 @@ struct BlockRecord {
   uint8_t priority : 2 = static_cast<uint8_t>(BlockPriority::kNormal);
   bool pinned : 1 = false;
   bool damaged : 1 = false;    // its originals are not what was sealed; lookups do not find it
+  bool pending : 1 = false;    // its originals are still on their way from another store
   bool promoting : 1 = false;  // a call is making its device tier planes, also again
   bool live : 1 = false;
 

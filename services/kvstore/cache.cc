@@ -65,10 +65,14 @@ Cache::Cache(CacheId id, const CacheSpec& spec, std::shared_ptr<SlabMemory> devi
       backing_(std::move(backing)),
       index_(backing_.slot_count(), options.eviction) {}
 
-BlockId Cache::Insert(const NewBlock& block, int64_t seal_time_ms, int64_t now_ms) {
+BlockId Cache::Insert(const NewBlock& block, Originals originals, int64_t seal_time_ms,
+                      int64_t now_ms) {
   BlockRecord record;
   record.key = block.key;
-  record.backing = backing_.Seal(block.backing_slot);
+  record.pending = originals == Originals::kPending;
+  // No slot ever has generation 0.
+  record.backing =
+      record.pending ? SlotRef{block.backing_slot, 0} : backing_.Seal(block.backing_slot);
   record.device = device_.Seal(block.device_slot);
   record.originals_digest = block.originals_digest;
   record.tenant = block.tenant;
@@ -79,17 +83,31 @@ BlockId Cache::Insert(const NewBlock& block, int64_t seal_time_ms, int64_t now_m
 }
 
 BlockId Cache::Publish(const NewBlock& block, int64_t now_ms) {
-  const BlockId id = Insert(block, now_ms, now_ms);
+  const BlockId id = Insert(block, Originals::kThere, now_ms, now_ms);
   ++counters_->blocks_sealed;
   hub_->Append(BlockEventKind::kSealed, id_, block.key, now_ms);
   return id;
 }
 
 BlockId Cache::Restore(const NewBlock& block, int64_t seal_time_ms, int64_t now_ms) {
-  const BlockId id = Insert(block, seal_time_ms, now_ms);
+  const BlockId id = Insert(block, Originals::kThere, seal_time_ms, now_ms);
   ++counters_->blocks_restored;
   hub_->Append(BlockEventKind::kRestored, id_, block.key, now_ms);
   return id;
+}
+
+BlockId Cache::Receive(const NewBlock& block, Originals originals, int64_t seal_time_ms,
+                       int64_t now_ms) {
+  const BlockId id = Insert(block, originals, seal_time_ms, now_ms);
+  ++counters_->blocks_pulled;
+  hub_->Append(BlockEventKind::kSealed, id_, block.key, now_ms);
+  return id;
+}
+
+void Cache::CompleteOriginals(BlockId id) {
+  const BlockRecord& record = index_.Get(id);
+  CERTKV_CHECK(record.pending && record.hold_count > 0, "originals come once, to a held block");
+  index_.SetOriginals(id, backing_.Seal(record.backing.slot), record.originals_digest);
 }
 
 void Cache::Promote(BlockId id, const SlotGrant& grant, int32_t device_slot, int64_t now_ms) {
@@ -152,7 +170,7 @@ void Cache::EvictAll(int64_t now_ms) {
 BlockHandle Cache::HandleOf(BlockId id) const {
   const BlockRecord& record = index_.Get(id);
   CERTKV_CHECK(record.live, "only live blocks have handles");
-  return BlockHandle{record.key, record.device, record.backing};
+  return BlockHandle{record.key, record.device, record.pending ? SlotRef{} : record.backing};
 }
 
 int64_t Cache::BytesOf(BlockId id) const {
@@ -173,7 +191,8 @@ void Cache::CheckInvariants() const {
     ++use.backing.used;
     use.pinned += record.pinned ? 1 : 0;
     use.device.used += record.device.present() ? 1 : 0;
-    CERTKV_CHECK(backing_.RefOf(record.backing.slot) == record.backing, "invariant 1, backing");
+    CERTKV_CHECK(record.pending || backing_.RefOf(record.backing.slot) == record.backing,
+                 "invariant 1, backing");
     if (!record.device.present()) continue;
     ++device_count;
     CERTKV_CHECK(device_.RefOf(record.device.slot) == record.device, "invariant 1, device");

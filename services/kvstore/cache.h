@@ -43,6 +43,7 @@ struct StoreCounters {
   int64_t blocks_lost = 0;         // originals were damaged
   int64_t blocks_spilled = 0;      // left memory with a copy on disk; not among the evicted
   int64_t blocks_restored = 0;     // came back from there
+  int64_t blocks_pulled = 0;       // came from another store
   int64_t blocks_prefetched = 0;   // of these, after the lookup that asked for them
   int64_t prefetches_refused = 0;  // blocks that it left on disk for want of room
 };
@@ -92,7 +93,8 @@ struct CacheOptions {
 };
 
 // Invariants:
-//  1. Every block has a backing slot; a block in the device tier has a device slot too.
+//  1. Every block has a backing slot; a block in the device tier has a device slot too. The backing
+//     slot is sealed, unless the block's originals are pending: then it is being written.
 //  2. A slot is free, or one block's, or of a grant that is not yet published or given back.
 //  3. No held or pinned block loses a slot, and no block leaves before its children.
 //  4. A device slot is given up only while the original is in the backing tier (follows from 1).
@@ -166,6 +168,13 @@ class Cache {
   BlockId Publish(const NewBlock& block, int64_t now_ms);
   // As Publish, for a block that comes back from disk.
   BlockId Restore(const NewBlock& block, int64_t seal_time_ms, int64_t now_ms);
+  // As Publish, for a block that comes from another store. Where its originals are still to come,
+  // the caller holds it until SetOriginals or MarkLost; until then its handle has no originals, and
+  // whoever looks at them meets another generation.
+  enum class Originals : uint8_t { kThere, kPending };
+  BlockId Receive(const NewBlock& block, Originals originals, int64_t seal_time_ms, int64_t now_ms);
+  // The originals of such a block are written in its backing slot.
+  void CompleteOriginals(BlockId id);
   // Publishes the device tier planes of a block that was in the backing tier only. The slot counts
   // to the block's tenant now, no more to the grant's.
   void Promote(BlockId id, const SlotGrant& grant, int32_t device_slot, int64_t now_ms);
@@ -207,7 +216,7 @@ class Cache {
         std::shared_ptr<SlabMemory> backing, EventHub* hub, StoreCounters* counters,
         const CacheOptions& options);
 
-  BlockId Insert(const NewBlock& block, int64_t seal_time_ms, int64_t now_ms);
+  BlockId Insert(const NewBlock& block, Originals originals, int64_t seal_time_ms, int64_t now_ms);
   bool MakeBackingRoom(TenantIndex tenant, int32_t count, int64_t now_ms, SlotRefusal* refusal);
   bool MakeDeviceRoom(TenantIndex tenant, int32_t count, int64_t now_ms, SlotRefusal* refusal);
   TenantUse& MutableUse(TenantIndex tenant);

@@ -29,6 +29,7 @@
 #include "services/kvstore/lease_table.h"
 #include "services/kvstore/session_table.h"
 #include "services/kvstore/spill_tier.h"
+#include "services/kvstore/store_pull.h"
 
 namespace certkv::kvstore {
 
@@ -247,6 +248,34 @@ class StoreEngine {
   // Computes. To be called every now and then, and again while it is true: there are more.
   bool Prefetch();
 
+  // ---- Blocks from and for other stores: store_engine_pull.cc ----
+  // The cache of a spec for a tenant, if there is one; none is made.
+  // Errors: NotFound [CACHE_NOT_FOUND].
+  absl::StatusOr<CacheId> FindCacheOf(const SpecDigest& spec, absl::string_view tenant);
+  // What the bytes of leased blocks are, in the order of the lease. Memory lives with `cache`, and
+  // is the blocks' while the lease is held. Errors: NotFound [LEASE_NOT_FOUND]; Unavailable
+  // [ORIGINALS_PENDING], of one of the blocks.
+  absl::StatusOr<SharedBlocks> ShareLeased(SessionId session, LeaseId lease);
+
+  // Holds what there is of a chain, from its beginning on, and brings it back from disk. Computes.
+  // Until EndPull, which must come, all that the pull publishes is held too.
+  absl::StatusOr<Pull> BeginPull(SessionId session, absl::Span<const BlockKey> keys);
+  // Slots for the next `count` blocks, which the caller writes, then publishes or gives back.
+  // Makes room. Errors: NotFound [SESSION_NOT_FOUND]; ResourceExhausted [STORE_FULL |
+  // QUOTA_EXCEEDED], with a retry delay.
+  absl::StatusOr<std::vector<BlockWrite>> ClaimForPull(const Pull& pull, int32_t count);
+  void ReturnPulled(const Pull& pull, absl::Span<const BlockWrite> writes);
+  // Publishes one block, after those before it in its chain, or finds it published by another call
+  // meanwhile; its slots are taken over either way, and given back on errors. Waits for a call that
+  // seals it. Errors: NotFound [SESSION_NOT_FOUND]; FailedPrecondition [PARENT_NOT_FOUND |
+  // BLOCK_DAMAGED].
+  absl::StatusOr<PublishedBlock> PublishPulled(Pull* pull, const PulledBlock& block);
+  // The originals of a block that was published without them are written, or will not come: then
+  // lookups do not find it any more.
+  void CompletePulled(const Pull& pull, BlockId block);
+  void AbandonPulled(const Pull& pull, BlockId block);
+  void EndPull(Pull* pull);
+
   // ---- Looking after blocks: store_engine_admin.cc ----
   // All or nothing. ttl_ms 0: until it is unpinned; a pin that is there gets the new end.
   // Errors: NotFound [BLOCK_NOT_FOUND]; ResourceExhausted [PIN_LIMIT], of the cache or the tenant;
@@ -365,6 +394,10 @@ class StoreEngine {
   // Checks the blocks and writes them; those with damaged originals are marked lost. Releases
   // mutex_ meanwhile; the blocks need not be held.
   void Spill(const std::shared_ptr<Cache>& cache, std::vector<BlockCheck>* blocks)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // PublishPulled, but for the slots when it fails or publishes nothing. Releases mutex_ where it
+  // waits.
+  absl::StatusOr<PublishedBlock> PublishPulledLocked(const Pull& pull, const PulledBlock& block)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Writes those. Releases mutex_ meanwhile. False: nothing to write, or the disk does not take it.
   bool SpillOldest(const std::shared_ptr<Cache>& cache, const TenantIndex* tenant, int32_t count)

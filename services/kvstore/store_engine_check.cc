@@ -45,6 +45,9 @@ absl::StatusOr<std::vector<BlockHandle>> StoreEngine::FetchOriginals(
                        absl::StrCat("block ", ToHex(key.view(), 8), " is not covered by lease ",
                                     static_cast<int64_t>(id), "; look it up first"));
     }
+    if (index.Get(block).pending) {
+      return index.Get(block).damaged ? OriginalLost(key) : OriginalsPending(key);
+    }
     blocks.push_back(block);
     checks.push_back(CheckOf(index.Get(block)));
   }
@@ -101,7 +104,7 @@ std::vector<BlockCheck> StoreEngine::NextToScrub(int64_t max_bytes, std::shared_
       if (!checks.empty() && (bytes >= max_bytes || checks.size() >= kScrubBatchMax)) break;
       scrub_block_ = static_cast<int32_t>(id) + 1;
       const BlockRecord& record = index.Get(id);
-      if (record.damaged || record.promoting) continue;
+      if (record.damaged || record.promoting || record.pending) continue;
       checks.push_back(CheckOf(record));
       bytes += it->second->BytesOf(id);
     }
