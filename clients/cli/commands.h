@@ -59,6 +59,13 @@ struct BlocksOptions {
 };
 int RunBlocks(const GlobalOptions& global, const BlocksOptions& options);
 
+struct RouteOptions {
+  std::string trace_path;
+  std::string format = "K8V4";
+  std::vector<std::string> nodes;  // "NAME=TARGET"
+};
+int RunRoute(const GlobalOptions& global, const RouteOptions& options);
+
 int RunStats(const GlobalOptions& global);
 
 struct RiskOptions {

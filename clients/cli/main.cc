@@ -27,6 +27,7 @@ struct Parsed {
   AttendOptions attend;
   ListOptions list;
   BlocksOptions blocks;
+  RouteOptions route;
   RiskOptions risk;
   TopOptions top;
   EventsOptions events;
@@ -115,6 +116,15 @@ void AddInspection(CLI::App& app, Parsed& parsed) {
       ->capture_default_str();
   risk->callback(
       [&parsed] { Run(parsed, [&parsed] { return RunRisk(parsed.global, parsed.risk); }); });
+
+  CLI::App* route = app.add_subcommand("route", "Which store has how much of a trace's prefix?");
+  route->add_option("--trace", parsed.route.trace_path, "A certkv-trace-1 safetensors file")
+      ->required();
+  route->add_option("--format", parsed.route.format, kFormats)->capture_default_str();
+  route->add_option("--node", parsed.route.nodes, "NAME=TARGET of a store; once for each")
+      ->required();
+  route->callback(
+      [&parsed] { Run(parsed, [&parsed] { return RunRoute(parsed.global, parsed.route); }); });
 
   CLI::App* trace = app.add_subcommand("trace", "Look at trace files");
   trace->require_subcommand(1);

@@ -60,8 +60,9 @@ absl::StatusOr<std::shared_ptr<EventSubscription>> EventHub::Subscribe(
     CacheId cache, EventCursor cursor, std::function<void()> notify) {
   absl::MutexLock lock(&mutex_);
   CERTKV_ASSIGN_OR_RETURN(std::deque<BlockEvent> missed, EventsAfter(cursor, cache));
-  auto subscription = std::make_shared<EventSubscription>(cache, std::move(missed), queue_limit_,
-                                                          std::move(notify));
+  const int64_t start = cursor.store_id == 0 ? sequence_ : cursor.sequence;
+  auto subscription = std::make_shared<EventSubscription>(
+      cache, EventCursor{store_id_, start}, std::move(missed), queue_limit_, std::move(notify));
   const auto count = static_cast<int32_t>(Subscriptions().size());
   if (count >= watcher_limit_) {
     return MakeError(absl::StatusCode::kResourceExhausted, "WATCHER_LIMIT",

@@ -50,13 +50,16 @@ struct EventCursor {
 class EventSubscription {
  public:
   // `missed` come first and do not count to the limit.
-  EventSubscription(CacheId cache, std::deque<BlockEvent> missed, int32_t queue_limit,
-                    std::function<void()> notify)
+  EventSubscription(CacheId cache, EventCursor start, std::deque<BlockEvent> missed,
+                    int32_t queue_limit, std::function<void()> notify)
       : cache_(cache),
+        start_(start),
         queue_limit_(queue_limit + static_cast<int32_t>(missed.size())),
         notify_(std::move(notify)),
         queue_(std::move(missed)) {}
 
+  // Before the first event that it gives.
+  EventCursor start() const { return start_; }
   // The next event; nullopt when there is none yet, and then `notify` is called once when one
   // comes. Errors: ResourceExhausted [EVENTS_LOST], the queue was full; Unavailable
   // [STORE_STOPPING].
@@ -70,6 +73,7 @@ class EventSubscription {
   void NotifyIfWaiting() ABSL_LOCKS_EXCLUDED(mutex_);
 
   const CacheId cache_;  // 0: all
+  const EventCursor start_;
   const int32_t queue_limit_;
   const std::function<void()> notify_;
   absl::Mutex mutex_;

@@ -224,9 +224,10 @@ TEST_F(KvStoreServiceTest, LeaseExpiresByTheTimer) {
 TEST_F(KvStoreServiceTest, DrainRefusesNewCallsAndEndsStreams) {
   auto context = std::make_unique<grpc::ClientContext>();
   const auto reader = stub_->WatchBlockEvents(context.get(), {});
-  reader->WaitForInitialMetadata();
-  store_->Drain();
   v1::BlockEvent event;
+  ASSERT_TRUE(reader->Read(&event));
+  EXPECT_EQ(event.kind(), v1::BlockEvent::KIND_BEGUN);
+  store_->Drain();
   EXPECT_FALSE(reader->Read(&event));
   EXPECT_EQ(ReasonOf(FromGrpcStatus(reader->Finish())), "STORE_STOPPING");
   v1::Stats stats;

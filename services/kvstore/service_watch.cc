@@ -37,8 +37,11 @@ class WatchReactor : public grpc::ServerWriteReactor<v1::BlockEvent> {
       return;
     }
     subscription_ = *std::move(subscription);
-    StartSendInitialMetadata();  // tells the client that it misses no event from now on
-    WriteNext();
+    message_.set_kind(v1::BlockEvent::KIND_BEGUN);
+    message_.set_store_id(subscription_->start().store_id);
+    message_.set_sequence(subscription_->start().sequence);
+    is_writing_ = true;
+    StartWrite(&message_);
   }
 
   void OnWriteDone(bool ok) override {

@@ -10,11 +10,21 @@
 namespace certkv {
 namespace {
 
+// The first message of every watch.
+v1::BlockEvent ReadBegin(grpc::ClientReader<v1::BlockEvent>& reader) {
+  v1::BlockEvent event;
+  EXPECT_TRUE(reader.Read(&event));
+  EXPECT_EQ(event.kind(), v1::BlockEvent::KIND_BEGUN);
+  EXPECT_GT(event.store_id(), 0);
+  EXPECT_EQ(event.block_key(), "");
+  return event;
+}
+
 TEST_F(KvStoreServiceTest, WatcherSeesEventsInOrderUntilItCancels) {
   Session worker = Connect();
   auto context = std::make_unique<grpc::ClientContext>();
   const auto reader = stub_->WatchBlockEvents(context.get(), {});
-  reader->WaitForInitialMetadata();
+  ReadBegin(*reader);
   // One event after another comes through, more in all than the queue holds.
   v1::BlockEvent event;
   int64_t last_sequence = 0;
@@ -37,7 +47,7 @@ TEST_F(KvStoreServiceTest, WatcherThatComesBackSeesWhatItMissed) {
   {
     grpc::ClientContext context;
     const auto reader = stub_->WatchBlockEvents(&context, {});
-    reader->WaitForInitialMetadata();
+    ReadBegin(*reader);
     Seal(Write(worker, 1, 1));
     ASSERT_TRUE(reader->Read(&event));
     context.TryCancel();
@@ -50,6 +60,7 @@ TEST_F(KvStoreServiceTest, WatcherThatComesBackSeesWhatItMissed) {
   request.set_after_sequence(event.sequence());
   grpc::ClientContext context;
   const auto reader = stub_->WatchBlockEvents(&context, request);
+  EXPECT_EQ(ReadBegin(*reader).sequence(), request.after_sequence());
   for (int chain = 2; chain <= 3; ++chain) {
     ASSERT_TRUE(reader->Read(&event));
     EXPECT_EQ(event.block_key(), ChainKey(chain, 0).view());
@@ -79,7 +90,7 @@ TEST_F(KvStoreServiceTest, WatcherThatFallsBehindIsCutOff) {
   Session worker = Connect();
   auto context = std::make_unique<grpc::ClientContext>();
   const auto reader = stub_->WatchBlockEvents(context.get(), {});
-  reader->WaitForInitialMetadata();
+  ReadBegin(*reader);
   Seal(Write(worker, 1, 6));  // six events at once, the queue holds four
   v1::BlockEvent event;
   while (reader->Read(&event)) ADD_FAILURE() << "a gap before " << event.sequence();

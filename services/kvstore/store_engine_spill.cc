@@ -19,7 +19,8 @@ constexpr int32_t kSpillBatch = 32;   // blocks that are written between two loo
 void StoreEngine::AddUnspilled(const Cache& cache, BlockId id,
                                std::vector<BlockCheck>* blocks) const {
   const BlockRecord& record = cache.index().Get(id);
-  if (record.damaged || record.pending || spill_->Contains(cache.cache_digest(), record.key)) return;
+  if (record.damaged || record.pending || spill_->Contains(cache.cache_digest(), record.key))
+    return;
   if (!spill_->Admits(tenants_.NameOf(record.tenant), OriginalBytesOf(cache))) return;
   BlockCheck block;
   block.key = record.key;

@@ -135,6 +135,27 @@ TEST_F(CliTest, DropsABlockAndWhatComesAfterIt) {
   EXPECT_EQ(left[0]["block_key"], first);
 }
 
+TEST_F(CliTest, RoutesToTheStoreThatHasThePrefix) {
+  ASSERT_EQ(RunCli(absl::StrCat(target_, "put --trace ", kTrace)).exit_code, 0);
+  auto empty = Cluster::Start(ClusterShape::kAllInOne, "");
+  ASSERT_TRUE(empty.ok()) << empty.status();
+  const std::string route =
+      absl::StrCat("route --trace ", kTrace, " --node b=", cluster_->options().kvstore_target);
+  const RunResult both =
+      RunCli(absl::StrCat("--json ", route, " --node a=", (*empty)->options().kvstore_target));
+  ASSERT_EQ(both.exit_code, 0) << both.errors;
+  const json nodes = json::parse(both.output)["nodes"];
+  ASSERT_EQ(nodes.size(), 2u);
+  EXPECT_EQ(nodes[0]["node"], "b");
+  EXPECT_EQ(nodes[0]["memory_blocks"], 27);
+  EXPECT_EQ(nodes[1]["memory_blocks"], 0);
+  const RunResult dead = RunCli(absl::StrCat("--timeout-ms 500 ", route, " --node c=unix:/none"));
+  EXPECT_EQ(dead.exit_code, 3);
+  EXPECT_THAT(dead.output, HasSubstr("does not answer"));
+  EXPECT_THAT(RunCli(absl::StrCat("route --trace ", kTrace, " --node x")).errors,
+              HasSubstr("[NODE_INVALID]"));
+}
+
 TEST_F(CliTest, RefusesNamesThatAreNotOneBlock) {
   ASSERT_EQ(RunCli(absl::StrCat(target_, "put --trace ", kTrace)).exit_code, 0);
   for (const char* name : {"abc", "xyz01234", "0000000"}) {
