@@ -20,6 +20,14 @@ constexpr MetricInfo kInfos[] = {
      "Query heads read, by what their output is"},
     {"certkv_certifier_repair_bytes_total", MetricKind::kCounter, "",
      "Bytes of originals read again for repairs"},
+    {"certkv_certifier_read_bytes_total", MetricKind::kCounter, "",
+     "Bytes of records, originals and tails that reads took from memory"},
+    {"certkv_certifier_tokens_total", MetricKind::kCounter, "what",
+     "Tokens of reads, each once per query head: read, or skipped under a certificate"},
+    {"certkv_certifier_skips_total", MetricKind::kCounter, "result",
+     "Query heads that skipped tokens; times one had skipped too much and read more (missed); "
+     "heads "
+     "that were allowed to and whose format can't (unable)"},
     {"certkv_certifier_passes_total", MetricKind::kCounter, "", "Calls of the attention kernel"},
     {"certkv_certifier_tiles_verified_total", MetricKind::kCounter, "what",
      "Tiles whose checksums were recomputed, of quantized records or of originals"},
@@ -62,6 +70,13 @@ void CollectCertifierMetrics(const CertifierCounters& counters, int32_t view_cou
               {{"outcome", OutcomeName(static_cast<Outcome>(outcome))}});
   }
   sink->Add("certkv_certifier_repair_bytes_total", Load(counters.repair_bytes));
+  sink->Add("certkv_certifier_read_bytes_total", Load(counters.read_bytes));
+  sink->Add("certkv_certifier_tokens_total", Load(counters.read_tokens), {{"what", "read"}});
+  sink->Add("certkv_certifier_tokens_total", Load(counters.skipped_tokens), {{"what", "skipped"}});
+  const char* const skips = "certkv_certifier_skips_total";
+  sink->Add(skips, Load(counters.skipping_heads), {{"result", "skipped"}});
+  sink->Add(skips, Load(counters.skip_misses), {{"result", "missed"}});
+  sink->Add(skips, Load(counters.unskippable_heads), {{"result", "unable"}});
   sink->Add("certkv_certifier_passes_total", Load(counters.attend_passes));
   sink->Add("certkv_certifier_tiles_verified_total", Load(counters.tiles_verified),
             {{"what", "quantized"}});

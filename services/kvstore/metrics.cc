@@ -1,5 +1,6 @@
 #include "services/kvstore/metrics.h"
 
+#include <map>
 #include <string>
 
 #include "kernels/core/cache_spec.h"
@@ -36,6 +37,10 @@ constexpr MetricInfo kInfos[] = {
     {"certkv_kvstore_disk_blocks_total", MetricKind::kCounter, "event",
      "Blocks of the disk tier: written, read, expired, over_quota (of their tenant), refused (a "
      "limit leaves no room), damaged, write_error; only with one"},
+    {"certkv_kvstore_tenant_bytes", MetricKind::kGauge, "tenant, tier",
+     "Bytes of each tenant's blocks in the device and backing tiers of all caches"},
+    {"certkv_kvstore_tenant_limit_bytes", MetricKind::kGauge, "tenant, tier",
+     "The most that it may have there"},
     {"certkv_kvstore_tenant_disk_bytes", MetricKind::kGauge, "tenant",
      "Bytes on disk of each tenant that has some and a spill_limit"},
     {"certkv_kvstore_tenant_disk_limit_bytes", MetricKind::kGauge, "tenant",
@@ -89,12 +94,43 @@ void CollectTiers(const StoreStats& stats, MetricSink* sink) {
   }
 }
 
+// Of tenants with a name, over all caches.
+void CollectTenants(const StoreStats& stats, MetricSink* sink) {
+  struct Sums {
+    double used[2] = {};
+    double limit[2] = {};
+  };
+  std::map<std::string, Sums> tenants;
+  for (const CacheStats& cache : stats.caches) {
+    for (const TenantStats& tenant : cache.tenants) {
+      if (tenant.tenant.empty()) continue;
+      Sums& sums = tenants[tenant.tenant];
+      const TierShare shares[] = {tenant.use.device, tenant.use.backing};
+      const int64_t slot_bytes[] = {cache.device_slot_bytes, cache.backing_slot_bytes};
+      for (int tier = 0; tier < 2; ++tier) {
+        sums.used[tier] += static_cast<double>(shares[tier].used * slot_bytes[tier]);
+        sums.limit[tier] += static_cast<double>(shares[tier].limit * slot_bytes[tier]);
+      }
+    }
+  }
+  const char* const tiers[] = {"device", "backing"};
+  for (const auto& [tenant, sums] : tenants) {
+    for (int tier = 0; tier < 2; ++tier) {
+      sink->Add("certkv_kvstore_tenant_bytes", sums.used[tier],
+                {{"tenant", tenant}, {"tier", tiers[tier]}});
+      sink->Add("certkv_kvstore_tenant_limit_bytes", sums.limit[tier],
+                {{"tenant", tenant}, {"tier", tiers[tier]}});
+    }
+  }
+}
+
 }  // namespace
 
 absl::Span<const MetricInfo> StoreMetricInfos() { return kInfos; }
 
 void CollectStoreMetrics(const StoreStats& stats, MetricSink* sink) {
   CollectTiers(stats, sink);
+  CollectTenants(stats, sink);
   sink->Add("certkv_kvstore_caches_total", static_cast<double>(stats.caches.size()));
   sink->Add("certkv_kvstore_sessions_total", stats.session_count);
   sink->Add("certkv_kvstore_leases_total", stats.lease_count);

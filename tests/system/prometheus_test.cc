@@ -119,6 +119,16 @@ class PrometheusTest : public SystemTest {
     }
     EXPECT_GT(query_count, 25);
   }
+  // A worker of tenant "acme" that has put `data`.
+  std::unique_ptr<client::Worker> PutAsTenant(const TestSequence& data) {
+    client::Options options = cluster_->options();
+    options.tenant = "acme";
+    auto worker = client::Worker::Attach(options, data.spec);
+    EXPECT_TRUE(worker.ok()) << worker.status();
+    if (!worker.ok()) return nullptr;
+    Put(**worker, data);
+    return *std::move(worker);
+  }
   void CheckRules() {
     // Nothing fires here, but what the rules look at is there.
     const json rules = Ask("/api/v1/rules");
@@ -152,6 +162,7 @@ TEST_P(PrometheusTest, EveryQueryOfDashboardAndRulesFindsItsData) {
   const TestSequence data(SmallSpec(), 64 * 4 + 10, 7);
   const auto worker = AttachWorker(SmallSpec());
   const auto sequence = Put(*worker, data);
+  const auto of_tenant = PutAsTenant(data);
   client::RequestOptions options;
   options.tenant = "acme";
   options.traceparent = kTraceparent;
@@ -189,6 +200,7 @@ TEST_P(PrometheusTest, EveryMetricOfTheDocsIsThereAfterARead) {
   const TestSequence data(SmallSpec(), 64 * 2, 8);
   const auto worker = AttachWorker(SmallSpec());
   const auto sequence = Put(*worker, data);
+  const auto of_tenant = PutAsTenant(data);
   client::RequestOptions options;
   options.tenant = "acme";
   options.traceparent = kTraceparent;
@@ -200,7 +212,14 @@ TEST_P(PrometheusTest, EveryMetricOfTheDocsIsThereAfterARead) {
     ReadAndCheck(**attention, data, sequence->token_count(), 1);
   }
   ASSERT_TRUE((*request)->Close().ok());
-  const std::set<std::string> told = MetricNamesIn(Metrics());
+  const std::string text = Metrics();
+  // Two whole blocks, in a cache of their own.
+  const int64_t slot_bytes = of_tenant->backing_layout().slot_bytes();
+  EXPECT_THAT(
+      text, testing::HasSubstr(absl::StrCat(
+                "certkv_kvstore_tenant_bytes{tenant=\"acme\",tier=\"backing\"} ", 2 * slot_bytes)));
+  EXPECT_THAT(text, testing::HasSubstr("certkv_certifier_tokens_total{what=\"skipped\"} 0"));
+  const std::set<std::string> told = MetricNamesIn(text);
   for (const std::string& name : MetricNamesIn(ReadFile("docs/metrics.md"))) {
     EXPECT_EQ(told.count(name) > 0, kAbsent.count(name) == 0) << name;
   }
