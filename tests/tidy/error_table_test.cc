@@ -18,13 +18,14 @@ namespace {
 // Words of the same shape that are no reasons of errors: environment variables, a format, names of
 // codes and of Python's constants, and what gate writes into its events.
 const std::set<std::string> kNotReasons = {
-    "BUDGET_EXHAUSTED",   "BUDGET_OVERRUN",    "CANARY_MISMATCH",   "CERTKV_CPU",
-    "CERTKV_RUNTIME_DIR", "FP8_E4M3",          "OUTSIDE_TOLERANCE", "HEAD_LIMIT",
-    "XDG_RUNTIME_DIR",    "GRPC_TRACE",        "NO_COLOR",          "SLICE_OVERSPENT",
-    "CERTKV_CA_FILE",     "CERTKV_CERT_FILE",  "CERTKV_KEY_FILE",   "CERTKV_TENANT",
-    "CERTKV_TOKEN_FILE",  "CERTKV_CERTKVD",    "CERTIFICATE_DTYPE", "INVALID_ARGUMENT",
-    "NOT_FOUND",          "DATA_LOSS",         "PERMISSION_DENIED", "FAILED_PRECONDITION",
-    "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED", "FORCED_EXACT",      "LEDGER_LOST",
+    "BUDGET_EXHAUSTED",    "BUDGET_OVERRUN",     "CANARY_MISMATCH",   "CERTKV_CPU",
+    "CERTKV_RUNTIME_DIR",  "FP8_E4M3",           "OUTSIDE_TOLERANCE", "HEAD_LIMIT",
+    "XDG_RUNTIME_DIR",     "GRPC_TRACE",         "NO_COLOR",          "SLICE_OVERSPENT",
+    "CERTKV_CA_FILE",      "CERTKV_CERT_FILE",   "CERTKV_KEY_FILE",   "CERTKV_TENANT",
+    "CERTKV_TOKEN_FILE",   "CERTKV_CERTKVD",     "CERTIFICATE_DTYPE", "INVALID_ARGUMENT",
+    "CERTKV_ANY_VERSION",  "NOT_FOUND",          "DATA_LOSS",         "PERMISSION_DENIED",
+    "FAILED_PRECONDITION", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED", "FORCED_EXACT",
+    "LEDGER_LOST",
 };
 
 // Every match of `pattern`'s first group.
