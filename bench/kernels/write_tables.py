@@ -6,21 +6,13 @@ usage: write_tables.py [--check] RESULTS_FOLDER MARKDOWN
 Replaces what stands between each line `<!-- NAME -->` (reads, targets, progressive, peers) and the
 next `<!-- end -->`. --check changes nothing and fails when a table isn't what the results say.
 """
-import json
 import pathlib
 import sys
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from page_tables import join, load_rows, replace, write  # noqa: E402
+
 GROUPS = (1, 4, 8)
-
-
-def load_rows(folder, name):
-    """The rows of one benchmark's JSON, by their names."""
-    with open(folder / f"{name}.json", encoding="utf-8") as file:
-        return {row["name"]: row for row in json.load(file)["rows"]}
-
-
-def join(values, form):
-    return " / ".join(format(value, form) for value in values)
 
 
 def read_table(rows, head_dim):
@@ -112,13 +104,6 @@ def peer_table(rows):
     return lines
 
 
-def replace(text, name, lines):
-    """`text` with the lines as its table `name`."""
-    begin, end = f"<!-- {name} -->\n", "<!-- end -->\n"
-    before, rest = text.split(begin)
-    return before + begin + "\n".join(lines) + "\n" + end + rest.split(end, 1)[1]
-
-
 def main():
     arguments = sys.argv[1:]
     check = arguments[:1] == ["--check"]
@@ -127,15 +112,12 @@ def main():
     folder, markdown = pathlib.Path(arguments[-2]), pathlib.Path(arguments[-1])
     kernels, progressive, peers = (load_rows(folder, name)
                                    for name in ("kernels", "progressive", "peers"))
-    old = markdown.read_text(encoding="utf-8")
-    text = replace(old, "reads", read_table(kernels, 128) + [""] + read_table(kernels, 64))
+    text = markdown.read_text(encoding="utf-8")
+    text = replace(text, "reads", read_table(kernels, 128) + [""] + read_table(kernels, 64))
     text = replace(text, "targets", target_table(kernels, progressive, peers))
     text = replace(text, "progressive", progressive_table(progressive))
     text = replace(text, "peers", peer_table(peers))
-    if check and text != old:
-        sys.exit(f"{markdown}: its tables are not those of {folder}; run {sys.argv[0]}")
-    if not check:
-        markdown.write_text(text, encoding="utf-8")
+    write(markdown, text, check)
 
 
 if __name__ == "__main__":

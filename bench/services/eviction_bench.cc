@@ -5,7 +5,6 @@
 // requests go on with a recent conversation, and one in twenty is a long one that never comes back.
 // Tenants, prompts and documents are drawn by Zipf's law. Hit rate: blocks found of blocks asked.
 #include <algorithm>
-#include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <random>
@@ -15,6 +14,7 @@
 #include "absl/flags/flag.h"
 #include "absl/flags/parse.h"
 #include "bench/kernels/bench_report.h"
+#include "bench/services/zipf.h"
 #include "services/kvstore/block_index.h"
 
 ABSL_FLAG(int32_t, requests, 60'000, "requests of the workload");
@@ -34,22 +34,6 @@ constexpr int kDocuments = 400;
 constexpr int kConversations = 400;  // that may go on
 
 using Chain = std::vector<BlockKey>;
-
-class Zipf {
- public:
-  Zipf(int count, double exponent) : cumulative_(count) {
-    double sum = 0;
-    for (int i = 0; i < count; ++i) cumulative_[i] = sum += std::pow(i + 1, -exponent);
-  }
-  int Draw(std::mt19937_64& random) const {
-    const double at = std::uniform_real_distribution<double>(0, cumulative_.back())(random);
-    return static_cast<int>(std::lower_bound(cumulative_.begin(), cumulative_.end(), at) -
-                            cumulative_.begin());
-  }
-
- private:
-  std::vector<double> cumulative_;
-};
 
 // The same requests for every policy and size.
 class Workload {

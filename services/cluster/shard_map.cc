@@ -104,18 +104,32 @@ ShardMap::ShardMap(std::vector<Node> nodes, int64_t revision)
   for (const Node& node : nodes_) seeds_.push_back(XXH3_64bits(node.name.data(), node.name.size()));
 }
 
+double ShardMap::CostOf(size_t node, const BlockKey& root) const {
+  const uint64_t hash = XXH3_64bits_withSeed(root.view().data(), root.view().size(), seeds_[node]);
+  return -std::log(Uniform(hash)) / nodes_[node].weight;
+}
+
 const Node* ShardMap::OwnerOf(const BlockKey& root) const {
   const Node* owner = nullptr;
   double least = std::numeric_limits<double>::infinity();
   for (size_t i = 0; i < nodes_.size(); ++i) {
-    const uint64_t hash = XXH3_64bits_withSeed(root.view().data(), root.view().size(), seeds_[i]);
-    const double cost = -std::log(Uniform(hash)) / nodes_[i].weight;
+    const double cost = CostOf(i, root);
     // Of equal costs the first name's, on every node.
     if (owner != nullptr && !(cost < least)) continue;
     owner = &nodes_[i];
     least = cost;
   }
   return owner;
+}
+
+std::vector<const Node*> ShardMap::RankedFor(const BlockKey& root, size_t count) const {
+  std::vector<std::pair<double, size_t>> costs;  // of equal costs the first name's comes first
+  for (size_t i = 0; i < nodes_.size(); ++i) costs.emplace_back(CostOf(i, root), i);
+  count = std::min(count, costs.size());
+  std::partial_sort(costs.begin(), costs.begin() + static_cast<std::ptrdiff_t>(count), costs.end());
+  std::vector<const Node*> ranked;
+  for (size_t i = 0; i < count; ++i) ranked.push_back(&nodes_[costs[i].second]);
+  return ranked;
 }
 
 const Node* ShardMap::Find(absl::string_view name) const {

@@ -49,11 +49,18 @@ class ShardMap {
   // Owner of the chain that begins with block `root`; null when there are no nodes. Lives as long
   // as the map.
   const Node* OwnerOf(const BlockKey& root) const;
+  // The first `count` nodes by rank, the owner first; all of them when there are fewer. The second
+  // is who would own the chain if the first were not there: after a node has come, the owner
+  // before.
+  std::vector<const Node*> RankedFor(const BlockKey& root, size_t count) const;
   const Node* Find(absl::string_view name) const;          // null: no such node
   absl::Span<const Node> nodes() const { return nodes_; }  // by name
   int64_t revision() const { return revision_; }
 
  private:
+  // What the owner has least of.
+  double CostOf(size_t node, const BlockKey& root) const;
+
   std::vector<Node> nodes_;
   std::vector<uint64_t> seeds_;  // hash of each name
   int64_t revision_ = 0;

@@ -98,6 +98,24 @@ TEST(ShardMapTest, TheOrderOfNodesAndWhatElseTheySayChangesNoOwner) {
   EXPECT_EQ(OwnersIn(ShardMap(nodes, 2)), before);
 }
 
+TEST(ShardMapTest, TheSecondInRankIsTheOwnerWithoutTheFirst) {
+  std::vector<Node> nodes = MakeNodes(6);
+  nodes[4].weight = 3;
+  const ShardMap map(nodes, 1);
+  for (int i = 0; i < 300; ++i) {
+    const auto ranked = map.RankedFor(Root(i), 2);
+    ASSERT_EQ(ranked.size(), 2u);
+    EXPECT_EQ(ranked[0], map.OwnerOf(Root(i)));
+    std::vector<Node> others;
+    for (const Node& node : nodes) {
+      if (node.name != ranked[0]->name) others.push_back(node);
+    }
+    EXPECT_EQ(ranked[1]->name, ShardMap(others, 2).OwnerOf(Root(i))->name) << i;
+  }
+  EXPECT_EQ(map.RankedFor(Root(1), 99).size(), nodes.size());
+  EXPECT_TRUE(ShardMap().RankedFor(Root(1), 2).empty());
+}
+
 // Nodes of two versions must agree: these are part of the wire.
 TEST(ShardMapTest, OwnersAreThoseOfOtherVersions) {
   const ShardMap map({MakeNode("a"), MakeNode("b", 2), MakeNode("c", 5)}, 1);

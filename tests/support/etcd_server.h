@@ -15,6 +15,7 @@ class EtcdServer {
  public:
   EtcdServer() { Start(); }
 
+  pid_t pid() const { return process_.pid(); }
   uint16_t port() const { return port_; }
   std::string endpoint() const { return absl::StrCat("127.0.0.1:", port_); }
 

@@ -36,6 +36,7 @@ class ServerProcess {
   ServerProcess(const ServerProcess&) = delete;
   ServerProcess& operator=(const ServerProcess&) = delete;
 
+  pid_t pid() const { return pid_; }
   const std::string& directory() const { return directory_; }
 
   // What it prints goes to <directory>/output. Waits until `is_ready()`.
