@@ -72,10 +72,13 @@ json Measure(int node_count) {
   };
   const auto count = static_cast<size_t>(node_count);
   if (all_see(count) < 0) return {{"nodes", node_count}, {"error", "not all joined within 60 s"}};
-  absl::SleepFor(absl::Seconds(2));  // what the beginning left behind
+  const auto wait = [&nodes](int64_t seconds) {
+    nodes[0]->WaitUntil([](const ShardMap&) { return false; }, seconds * 1000);
+  };
+  wait(2);  // what the beginning left behind
   const double before = ProcessorSeconds(etcd.pid());
   const absl::Time start = absl::Now();
-  absl::SleepFor(absl::Seconds(absl::GetFlag(FLAGS_seconds)));
+  wait(absl::GetFlag(FLAGS_seconds));
   const double seconds = absl::ToDoubleSeconds(absl::Now() - start);
   const double share = (ProcessorSeconds(etcd.pid()) - before) / seconds;
   std::vector<double> joins;
