@@ -49,14 +49,17 @@ else()
 endif()
 find_program(CERTKV_GRPC_CPP_PLUGIN grpc_cpp_plugin REQUIRED)
 
-# CUDA and NCCL are looked for, so that the summary tells what the machine has; nothing needs them.
+# CUDA and NCCL are looked for; nothing needs them. Where nvcc runs, kernels/cuda is compiled for GPUs
+# (cmake/Cuda.cmake); tests execute it on CPU threads everywhere.
 find_program(CERTKV_NVCC nvcc HINTS "$ENV{CUDA_HOME}/bin" /usr/local/cuda/bin)
-set(certkv_cuda_summary "not found (not needed)")
+set(certkv_cuda_summary "not found: kernels/cuda isn't compiled for GPUs (not needed)")
+set(certkv_has_nvcc OFF)
 if(CERTKV_NVCC)
   execute_process(COMMAND "${CERTKV_NVCC}" --version OUTPUT_VARIABLE certkv_nvcc_text
                   ERROR_QUIET RESULT_VARIABLE certkv_nvcc_result)
   if(certkv_nvcc_result EQUAL 0 AND certkv_nvcc_text MATCHES "release [0-9.]+, V([0-9.]+)")
-    set(certkv_cuda_summary "${CMAKE_MATCH_1}, ${CERTKV_NVCC} (not used yet)")
+    set(certkv_cuda_summary "${CMAKE_MATCH_1}, ${CERTKV_NVCC}")
+    set(certkv_has_nvcc ON)
   else()
     set(certkv_cuda_summary "${CERTKV_NVCC} does not run (not needed)")
   endif()

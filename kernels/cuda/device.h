@@ -32,6 +32,8 @@
 
 namespace certkv::cuda {
 
+__device__ inline int ThreadIndex() { return static_cast<int>(threadIdx.x); }
+
 // Queues the kernel on the stream. Nothing is allocated; it may be captured into a graph.
 template <typename... Parameters, typename... Arguments>
 cudaError_t LaunchKernel(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes,

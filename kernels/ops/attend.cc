@@ -7,6 +7,7 @@
 #include "kernels/core/status.h"
 #include "kernels/cpu/cpu.h"
 #include "kernels/ops/attend_progressive.h"
+#include "kernels/ops/device.h"
 #include "kernels/ops/quantize_tile.h"
 #include "kernels/reference/reference.h"
 
@@ -153,6 +154,10 @@ absl::Status Attend(Backend backend, const AttendArgs& args, const AttendResult&
       cpu::Attend(isa, args, result, workspace);
       break;
     }
+    case Backend::kCuda: {
+      CERTKV_ASSIGN_OR_RETURN(const DeviceOps* const device, RegisteredDevice());
+      return device->attend(args, result);
+    }
   }
   return absl::OkStatus();
 }
@@ -176,6 +181,8 @@ absl::Status AttendProgressive(Backend backend, const ProgressiveArgs& args,
       cpu::AttendProgressive(isa, args, result, workspace);
       break;
     }
+    case Backend::kCuda:
+      return LacksOperation("progressive reads");
   }
   return absl::OkStatus();
 }

@@ -55,6 +55,8 @@ const char* BackendName(Backend backend) {
       return "reference";
     case Backend::kCpu:
       return "cpu";
+    case Backend::kCuda:
+      return "cuda";
   }
   return "?";
 }

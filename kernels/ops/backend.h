@@ -13,9 +13,10 @@ namespace certkv {
 enum class Backend : uint8_t {
   kReference = 1,  // the definition: double, plain loops
   kCpu = 2,        // the best instruction set of this machine, or the one that CERTKV_CPU names
+  kCuda = 3,       // the device of kernels/ops/device.h; host memory is copied there and back
 };
 
-const char* BackendName(Backend backend);  // "reference", "cpu"
+const char* BackendName(Backend backend);  // "reference", "cpu", "cuda"
 
 // Instruction sets of the CPU backend, in ascending order of preference.
 enum class CpuIsa : uint8_t {

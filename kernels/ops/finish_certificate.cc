@@ -52,7 +52,7 @@ absl::Status FinishCertificate(Backend backend, const FinishArgs& args, FinishWo
   FinishArgs kept = args;  // the tokens that were read
   kept.tv_tolerance = static_cast<float>(TvLeftBySkipping(args.tv_tolerance, share));
   double tv = -1;
-  if (backend == Backend::kCpu) {
+  if (backend != Backend::kReference) {
     CERTKV_ASSIGN_OR_RETURN(const CpuIsa isa, SelectedCpuIsa());
     tv = cpu::BoundTv(isa, kept, workspace);
   } else {

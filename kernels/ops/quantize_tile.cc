@@ -9,6 +9,7 @@
 #include "kernels/core/half.h"
 #include "kernels/core/status.h"
 #include "kernels/cpu/cpu.h"
+#include "kernels/ops/device.h"
 #include "kernels/ops/tile_checksum.h"
 #include "kernels/reference/reference.h"
 
@@ -105,6 +106,8 @@ absl::Status QuantizeTile(Backend backend, const QuantizeTileArgs& args) {
       cpu::QuantizeTile(isa, args);
       break;
     }
+    case Backend::kCuda:
+      return LacksOperation("sealing");
   }
   WriteChecksums(args);
   return absl::OkStatus();

@@ -108,9 +108,10 @@ void AddTraceHead(const SafetensorsFile& file, const Format& format, Backend bac
 TEST_P(BoundTest, HoldsOnEveryCellOfARealCache) {
   const auto file = SafetensorsFile::Open(kTraceFile);
   ASSERT_TRUE(file.ok()) << file.status();
-  // The reference decodes bit by bit; one query in eight shows its definition as well.
-  const bool is_reference = GetParam().backend == Backend::kReference;
-  const int query_step = is_reference ? 8 : 1;
+  // The reference decodes bit by bit, and CUDA on CPU threads is slow; one query in eight shows as
+  // well what they do.
+  const bool is_slow = GetParam().backend != Backend::kCpu;
+  const int query_step = is_slow ? 8 : 1;
   int64_t cells = 0;
   for (const Format& format : kFormats) {
     SCOPED_TRACE(format.name);
@@ -124,7 +125,7 @@ TEST_P(BoundTest, HoldsOnEveryCellOfARealCache) {
     ExpectSoundAndTight(tally);
     cells += tally.cells;
   }
-  EXPECT_GE(cells, is_reference ? 1'000'000 : 10'000'000);
+  EXPECT_GE(cells, is_slow ? 1'000'000 : 10'000'000);
 }
 
 TEST_P(BoundTest, HoldsOnEveryCellOfRandomCaches) {
@@ -137,7 +138,7 @@ TEST_P(BoundTest, HoldsOnEveryCellOfRandomCaches) {
       shape.tail_count = 40;
       shape.group_size = 16;
       shape.content = content;
-      for (uint64_t seed = 1; seed <= (GetParam().backend == Backend::kReference ? 1 : 4); ++seed) {
+      for (uint64_t seed = 1; seed <= (GetParam().backend == Backend::kCpu ? 4 : 1); ++seed) {
         SCOPED_TRACE(seed);
         const SequenceCase sequence(shape, seed, Backend::kReference);
         const SequenceRows served = ServedRows(sequence, sequence.args(), 0);

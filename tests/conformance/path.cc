@@ -1,6 +1,7 @@
 #include "tests/conformance/path.h"
 
 #include "absl/strings/str_cat.h"
+#include "kernels/cuda/cuda.h"
 
 namespace certkv::conformance {
 
@@ -10,19 +11,30 @@ std::vector<Path> CpuPaths() {
           {Backend::kCpu, CpuIsa::kAvx512Vnni}};
 }
 
-std::vector<Path> AllPaths() {
+std::vector<Path> HostPaths() {
   std::vector<Path> paths = CpuPaths();
   paths.insert(paths.begin(), {Backend::kReference, CpuIsa::kPortable});
   return paths;
 }
 
+std::vector<Path> AllPaths() {
+  std::vector<Path> paths = HostPaths();
+  paths.push_back({Backend::kCuda, CpuIsa::kPortable});
+  return paths;
+}
+
 std::string PathName(const Path& path) {
   if (path.backend == Backend::kReference) return "reference";
+  if (path.backend == Backend::kCuda) return "cuda_on_cpu";
   return absl::StrCat("cpu_", CpuIsaName(path.isa));
 }
 
 std::string SelectPath(const Path& path) {
   if (path.backend == Backend::kReference) return "";
+  if (path.backend == Backend::kCuda) {
+    RegisterDevice(&cuda::HostMemoryOps());
+    return "";
+  }
   const absl::Status status = ForceCpuIsa(path.isa);
   if (status.ok()) return "";
   const char* needs =

@@ -16,15 +16,18 @@ struct Path {
 };
 
 // The reference, then the CPU backend with every instruction set that CertKV has, whether this
-// machine can run it or not.
+// machine can run it or not, then the CUDA kernels, executed on CPU threads.
 std::vector<Path> AllPaths();
-// The same without the reference.
+// The same without the CUDA kernels.
+std::vector<Path> HostPaths();
+// The CPU backend's alone.
 std::vector<Path> CpuPaths();
 
-// "reference", "cpu_avx2", ...: for test names.
+// "reference", "cpu_avx2", "cuda_on_cpu", ...: for test names.
 std::string PathName(const Path& path);
 
-// Makes Backend::kCpu use the path's instruction set. Empty, or why this machine can't run it.
+// Makes the path's backend use its instruction set or device. Empty, or why this machine can't run
+// it.
 std::string SelectPath(const Path& path);
 
 inline void PrintTo(const Path& path, std::ostream* out) { *out << PathName(path); }

@@ -19,7 +19,7 @@ namespace {
 constexpr char kThrowingFile[] = "clients/python/native/status_error.cc";
 
 // CUDA's words for a compiler without CUDA, and the annotations of functions that run on both.
-constexpr const char* kMacroFiles[] = {"kernels/cuda/device.h",
+constexpr const char* kMacroFiles[] = {"kernels/core/host_device.h", "kernels/cuda/device.h",
                                        "kernels/cuda/on_cpu/cuda_language.h"};
 
 bool IsWordCharacter(char c) { return std::isalnum(static_cast<unsigned char>(c)) || c == '_'; }

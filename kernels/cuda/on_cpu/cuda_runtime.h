@@ -42,8 +42,8 @@ namespace certkv::cuda_on_cpu {
 inline constexpr size_t kSharedBytesDefaultMax = 48 << 10;
 // Of compute capability 8.0, the smallest of the GPUs that CertKV is compiled for.
 inline constexpr size_t kSharedBytesMax = 163 << 10;
-// What cudaDevAttrMultiProcessorCount says: enough for reads to be split.
-inline constexpr int kMultiprocessorCount = 4;
+// What cudaDevAttrMultiProcessorCount says: so few that short reads have splits of several units.
+inline constexpr int kMultiprocessorCount = 1;
 
 cudaError_t AllowSharedBytes(const void* kernel, int size_bytes);
 cudaError_t LaunchGrid(const void* kernel, const GridLaunch& launch);

@@ -1,0 +1,18 @@
+// The CUDA backend: the one header that those who choose a backend include. Needs no CUDA.
+#ifndef CERTKV_KERNELS_CUDA_CUDA_H_
+#define CERTKV_KERNELS_CUDA_CUDA_H_
+
+#include "absl/status/status.h"
+#include "kernels/ops/device.h"
+
+namespace certkv::cuda {
+
+// Is there a GPU that the kernels run on? Errors: FailedPrecondition [DEVICE_MISSING].
+absl::Status CheckDevice();
+
+// The kernels behind the contracts of kernels/ops, on the current device; for RegisterDevice.
+const DeviceOps& HostMemoryOps();
+
+}  // namespace certkv::cuda
+
+#endif  // CERTKV_KERNELS_CUDA_CUDA_H_

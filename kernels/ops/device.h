@@ -1,0 +1,34 @@
+// Backend::kCuda: what the device's operations are in this process. Nothing here needs CUDA.
+//
+// Operations of kernels/ops take host memory. A device copies it there and back and allocates what
+// it needs, so they are for tests, tools and comparisons; a decode path has its data on the device
+// and launches kernels/cuda itself.
+#ifndef CERTKV_KERNELS_OPS_DEVICE_H_
+#define CERTKV_KERNELS_OPS_DEVICE_H_
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "kernels/ops/attend.h"
+#include "kernels/ops/quantize_tile.h"
+
+namespace certkv {
+
+// Arguments were checked by kernels/ops; contracts are those of the operations.
+// Errors: ResourceExhausted [DEVICE_MEMORY_FULL]; Internal [DEVICE_FAILED], the driver's words.
+struct DeviceOps {
+  absl::Status (*attend)(const AttendArgs& args, const AttendResult& result);
+};
+
+// From now on Backend::kCuda runs these; null: none. Not to be called while an operation runs.
+void RegisterDevice(const DeviceOps* device);
+
+// Errors: FailedPrecondition [DEVICE_MISSING], no device was registered.
+absl::StatusOr<const DeviceOps*> RegisteredDevice();
+
+// Errors: Unimplemented [DEVICE_LACKS_OPERATION], saying so of `what`.
+absl::Status LacksOperation(absl::string_view what);
+
+}  // namespace certkv
+
+#endif  // CERTKV_KERNELS_OPS_DEVICE_H_
