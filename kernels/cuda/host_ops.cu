@@ -6,6 +6,7 @@
 #include "kernels/cuda/attend.h"
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/device_memory.h"
+#include "kernels/cuda/seal.h"
 
 namespace certkv::cuda {
 namespace {
@@ -113,6 +114,29 @@ absl::Status Attend(const AttendArgs& args, const AttendResult& result) {
   return memory.ReadBack();
 }
 
+absl::Status QuantizeTile(const QuantizeTileArgs& args) {
+  const TileLayout& layout = *args.layout;
+  DeviceMemory memory;
+  SealTile tile{};
+  CERTKV_ASSIGN_OR_RETURN(
+      tile.keys,
+      memory.Copy(args.keys, StridedCount(kTileTokens, args.key_stride, layout.head_dim)));
+  CERTKV_ASSIGN_OR_RETURN(
+      tile.values,
+      memory.Copy(args.values, StridedCount(kTileTokens, args.value_stride, layout.value_dim)));
+  CERTKV_ASSIGN_OR_RETURN(tile.scan, memory.AllocateResult(args.scan, layout.scan_bytes));
+  CERTKV_ASSIGN_OR_RETURN(tile.detail, memory.AllocateResult(args.detail, layout.detail_bytes));
+  tile.key_stride = args.key_stride;
+  tile.value_stride = args.value_stride;
+  tile.identity_tag = args.identity_tag;
+  CERTKV_ASSIGN_OR_RETURN(const SealTile* const tiles, memory.Copy(&tile, 1));
+  const SealFormat format{layout, args.spec->original_dtype,
+                          args.spec->layers[args.layer].fp8_key_scale};
+  const int error = LaunchSeal(format, tiles, 1, nullptr);
+  CERTKV_RETURN_IF_ERROR(StatusOfCuda(static_cast<cudaError_t>(error), "sealing"));
+  return memory.ReadBack();
+}
+
 }  // namespace
 
 absl::Status CheckDevice() {
@@ -125,7 +149,7 @@ absl::Status CheckDevice() {
 }
 
 const DeviceOps& HostMemoryOps() {
-  static constexpr DeviceOps kOps{&Attend};
+  static constexpr DeviceOps kOps{&Attend, &QuantizeTile};
   return kOps;
 }
 

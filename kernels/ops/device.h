@@ -18,6 +18,8 @@ namespace certkv {
 // Errors: ResourceExhausted [DEVICE_MEMORY_FULL]; Internal [DEVICE_FAILED], the driver's words.
 struct DeviceOps {
   absl::Status (*attend)(const AttendArgs& args, const AttendResult& result);
+  // Without the header's checksums, which kernels/ops writes.
+  absl::Status (*quantize_tile)(const QuantizeTileArgs& args);
 };
 
 // From now on Backend::kCuda runs these; null: none. Not to be called while an operation runs.

@@ -106,8 +106,11 @@ absl::Status QuantizeTile(Backend backend, const QuantizeTileArgs& args) {
       cpu::QuantizeTile(isa, args);
       break;
     }
-    case Backend::kCuda:
-      return LacksOperation("sealing");
+    case Backend::kCuda: {
+      CERTKV_ASSIGN_OR_RETURN(const DeviceOps* const device, RegisteredDevice());
+      CERTKV_RETURN_IF_ERROR(device->quantize_tile(args));
+      break;
+    }
   }
   WriteChecksums(args);
   return absl::OkStatus();

@@ -282,7 +282,7 @@ TEST_P(QuantizeTileTest, StoresTheSameZeroForBothSignsOfZero) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Paths, QuantizeTileTest, ::testing::ValuesIn(HostPaths()),
+INSTANTIATE_TEST_SUITE_P(Paths, QuantizeTileTest, ::testing::ValuesIn(AllPaths()),
                          [](const auto& info) { return PathName(info.param); });
 
 }  // namespace

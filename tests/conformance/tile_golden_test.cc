@@ -92,7 +92,7 @@ TEST_P(TileGoldenTest, PlanesHaveTheirGoldenDigests) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Paths, TileGoldenTest, ::testing::ValuesIn(HostPaths()),
+INSTANTIATE_TEST_SUITE_P(Paths, TileGoldenTest, ::testing::ValuesIn(AllPaths()),
                          [](const auto& info) { return PathName(info.param); });
 
 }  // namespace
