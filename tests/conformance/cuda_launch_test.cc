@@ -8,7 +8,9 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "kernels/core/status.h"
 #include "kernels/cuda/attend.h"
+#include "kernels/cuda/gather.h"
 #include "kernels/cuda/on_cpu/block_runner.h"
 #include "kernels/cuda/seal.h"
 #include "tests/conformance/shapes.h"
@@ -65,6 +67,12 @@ std::vector<SequenceShape> ShapesOfABatch() {
   shapes[3].tile_count = 11;
   shapes[3].tail_count = 130;
   return shapes;
+}
+
+void RunAlone(const AttendArgs& args, const ReadResult& result) {
+  std::vector<float> scratch(cuda::ScratchBytes(args, 2) / sizeof(float));
+  const cuda::AttendRead read = cuda::PlanRead(args, result.view(), 2, scratch.data());
+  ASSERT_EQ(cuda::LaunchAttend(cuda::PlanLaunch(&read, 1), &read, nullptr), 0);
 }
 
 void ExpectSameBits(const ReadResult& seen, const ReadResult& expected, int group_size) {
@@ -142,6 +150,58 @@ TEST(CudaLaunchTest, SplitsChangeSumsByTheirRoundingOnly) {
                   double{seen.view().rounding_term[g]} + expected.view().rounding_term[g]);
       }
     }
+  }
+}
+
+// The originals of a repaired read lie elsewhere, in no order; gathered, they are read as ever.
+TEST(CudaLaunchTest, GatheredOriginalsAreReadAsWhereTheyLay) {
+  SequenceShape shape = ShapeOfFormat("K8V4");
+  shape.tile_count = 3;
+  const SequenceCase sequence(shape, kSeed, Backend::kReference);
+  const int64_t key_bytes = int64_t{2} * kTileTokens * shape.head_dim;
+  const int64_t value_bytes = int64_t{2} * kTileTokens * shape.value_dim;
+  const AlignedBytes elsewhere = AllocateAligned(3 * (key_bytes + value_bytes));
+  const AlignedBytes staging = AllocateAligned(3 * (key_bytes + value_bytes));
+  std::vector<cuda::OriginalCopy> copies;
+  std::vector<AttendTile> tiles(sequence.args().tiles, sequence.args().tiles + 3);
+  uint8_t* to = staging.get();
+  for (int t = 0; t < 3; ++t) {
+    uint8_t* const from = elsewhere.get() + (2 - t) * (key_bytes + value_bytes);
+    std::memcpy(from, tiles[t].original_keys, key_bytes);
+    std::memcpy(from + key_bytes, tiles[t].original_values, value_bytes);
+    copies.push_back({from, to, key_bytes});
+    copies.push_back({from + key_bytes, to + key_bytes, value_bytes});
+    tiles[t].original_keys = reinterpret_cast<const uint16_t*>(to);
+    tiles[t].original_values = reinterpret_cast<const uint16_t*>(to + key_bytes);
+    to += key_bytes + value_bytes;
+  }
+  ASSERT_TRUE(cuda::CheckOriginalCopies(copies).ok());
+  ASSERT_EQ(cuda::LaunchGather(copies.data(), static_cast<int32_t>(copies.size()), nullptr), 0);
+  const std::vector<uint8_t> sources(shape.group_size * 3,
+                                     kSourceOriginalKeys | kSourceOriginalValues);
+  AttendArgs args = sequence.args();
+  args.tile_sources = sources.data();
+  ReadResult expected(args);
+  ASSERT_NO_FATAL_FAILURE(RunAlone(args, expected));
+  args.tiles = tiles.data();
+  ReadResult seen(args);
+  ASSERT_NO_FATAL_FAILURE(RunAlone(args, seen));
+  ExpectSameBits(seen, expected, shape.group_size);
+  EXPECT_EQ(seen.view().value_term[0], 0.0f);
+}
+
+TEST(CudaLaunchTest, CopiesThatTheKernelCannotDoAreRefused) {
+  const AlignedBytes bytes = AllocateAligned(256);
+  uint8_t* const base = bytes.get();
+  const cuda::OriginalCopy good{base, base + 128, 64};
+  for (const cuda::OriginalCopy& bad :
+       {cuda::OriginalCopy{nullptr, base + 128, 64}, cuda::OriginalCopy{base, nullptr, 64},
+        cuda::OriginalCopy{base + 2, base + 128, 64}, cuda::OriginalCopy{base, base + 136, 64},
+        cuda::OriginalCopy{base, base + 128, 0}, cuda::OriginalCopy{base, base + 128, 24}}) {
+    const std::vector<cuda::OriginalCopy> copies = {good, bad};
+    const absl::Status status = cuda::CheckOriginalCopies(copies);
+    EXPECT_EQ(ReasonOf(status), "ATTEND_ARGS_INVALID");
+    EXPECT_THAT(std::string(status.message()), testing::HasSubstr("copy 1"));
   }
 }
 

@@ -28,7 +28,7 @@
 struct uint3 {
   uint32_t x, y, z;
 };
-struct uint4 {
+struct alignas(16) uint4 {
   uint32_t x, y, z, w;
 };
 struct dim3 {
