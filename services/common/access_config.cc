@@ -18,13 +18,6 @@ absl::Status Invalid(absl::string_view message) {
   return MakeError(absl::StatusCode::kInvalidArgument, "CONFIG_INVALID", message);
 }
 
-// "127.0.0.1", "localhost", "[::1]" and the like: addresses that only this host reaches.
-bool IsLoopback(absl::string_view host) {
-  return host == "localhost" || host == "[::1]" || host == "::1" ||
-         (absl::StartsWith(host, "127.") &&
-          host.find_first_not_of("0123456789.") == absl::string_view::npos);
-}
-
 absl::Status CheckTcp(const AccessConfig& config) {
   const std::string& address = config.tcp_address;
   CERTKV_RETURN_IF_ERROR(CheckAddress("tcp_address", address));
@@ -48,6 +41,12 @@ absl::Status CheckTcp(const AccessConfig& config) {
 }
 
 }  // namespace
+
+bool IsLoopback(absl::string_view host) {
+  return host == "localhost" || host == "[::1]" || host == "::1" ||
+         (absl::StartsWith(host, "127.") &&
+          host.find_first_not_of("0123456789.") == absl::string_view::npos);
+}
 
 absl::Status CheckAddress(absl::string_view name, const std::string& address) {
   if (address.empty()) return absl::OkStatus();

@@ -39,6 +39,9 @@ struct AccessConfig {
 // host:port.
 absl::Status CheckAddress(absl::string_view name, const std::string& address);
 
+// Is `host` an address that only this host reaches: 127.0.0.1, localhost, [::1] and the like?
+bool IsLoopback(absl::string_view host);
+
 // Adds the fields and the checks between them. `config` outlives the section.
 void AddAccessFields(AccessConfig* config, ConfigSection* section);
 

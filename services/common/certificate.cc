@@ -6,6 +6,7 @@
 #include <openssl/evp.h>
 #include <openssl/pem.h>
 #include <openssl/x509.h>
+#include <openssl/x509v3.h>
 
 #include <ctime>
 #include <fstream>
@@ -54,6 +55,29 @@ absl::StatusOr<int64_t> ToEpochMs(const ASN1_TIME* time) {
   return int64_t{timegm(&parts)} * 1000;
 }
 
+std::string TextOf(const ASN1_STRING* text) {
+  return std::string(reinterpret_cast<const char*>(ASN1_STRING_get0_data(text)),
+                     static_cast<size_t>(ASN1_STRING_length(text)));
+}
+
+std::vector<std::string> NamesOf(const X509* certificate) {
+  std::vector<std::string> names;
+  const X509_NAME* subject = X509_get_subject_name(certificate);
+  for (int at = X509_NAME_get_index_by_NID(subject, NID_commonName, -1); at >= 0;
+       at = X509_NAME_get_index_by_NID(subject, NID_commonName, at)) {
+    names.push_back(TextOf(X509_NAME_ENTRY_get_data(X509_NAME_get_entry(subject, at))));
+  }
+  auto* alternatives = static_cast<GENERAL_NAMES*>(
+      X509_get_ext_d2i(certificate, NID_subject_alt_name, nullptr, nullptr));
+  for (int i = 0; i < sk_GENERAL_NAME_num(alternatives); ++i) {
+    const GENERAL_NAME* name = sk_GENERAL_NAME_value(alternatives, i);
+    const bool is_text = name->type == GEN_DNS || name->type == GEN_URI || name->type == GEN_EMAIL;
+    if (is_text && ASN1_STRING_length(name->d.ia5) > 0) names.push_back(TextOf(name->d.ia5));
+  }
+  GENERAL_NAMES_free(alternatives);
+  return names;
+}
+
 absl::StatusOr<std::string> ReadPem(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   if (!file) {
@@ -86,6 +110,7 @@ absl::StatusOr<CertificateInfo> ParseCertificate(absl::string_view pem) {
   if (size > 0) info.subject.assign(text, static_cast<size_t>(size));
   CERTKV_ASSIGN_OR_RETURN(info.not_before_ms, ToEpochMs(X509_get0_notBefore(certificate.get())));
   CERTKV_ASSIGN_OR_RETURN(info.not_after_ms, ToEpochMs(X509_get0_notAfter(certificate.get())));
+  info.names = NamesOf(certificate.get());
   return info;
 }
 

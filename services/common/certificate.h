@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -16,6 +17,8 @@ struct CertificateInfo {
   std::string subject;        // "CN = engine"
   int64_t not_before_ms = 0;  // Unix epoch
   int64_t not_after_ms = 0;
+  // Whom it is of: common names, then alternative names (DNS, URI, e-mail).
+  std::vector<std::string> names;
 };
 // The first certificate of a PEM text. Errors: InvalidArgument [TLS_CERTIFICATE_INVALID].
 absl::StatusOr<CertificateInfo> ParseCertificate(absl::string_view pem);

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "services/common/config_reader.h"
+#include "services/kvstore/bulk_config.h"
 #include "services/kvstore/eviction_order.h"
 #include "services/kvstore/tenant_pool.h"
 #include "services/kvstore/tenant_table.h"
@@ -46,6 +47,7 @@ struct KvStoreConfig {
   int32_t spill_ahead_percent = 10;
   std::string fd_socket;  // "": DefaultFdSocket()
   std::vector<kvstore::PoolConfig> pools;
+  kvstore::BulkConfig bulk;
 };
 
 // `config` must live as long as the section is used.

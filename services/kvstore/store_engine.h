@@ -252,6 +252,7 @@ class StoreEngine {
   // The cache of a spec for a tenant, if there is one; none is made.
   // Errors: NotFound [CACHE_NOT_FOUND].
   absl::StatusOr<CacheId> FindCacheOf(const SpecDigest& spec, absl::string_view tenant);
+  absl::StatusOr<std::shared_ptr<const Cache>> CacheOf(SessionId session);
   // What the bytes of leased blocks are, in the order of the lease. Memory lives with `cache`, and
   // is the blocks' while the lease is held. Errors: NotFound [LEASE_NOT_FOUND]; Unavailable
   // [ORIGINALS_PENDING], of one of the blocks.

@@ -20,6 +20,12 @@ absl::StatusOr<CacheId> StoreEngine::FindCacheOf(const SpecDigest& spec, absl::s
                                 tenant, "\" with this store; register it here first"));
 }
 
+absl::StatusOr<std::shared_ptr<const Cache>> StoreEngine::CacheOf(SessionId session_id) {
+  Lock lock(this);
+  CERTKV_ASSIGN_OR_RETURN(const Session* session, FindSession(session_id, ReadClock()));
+  return session->cache;
+}
+
 absl::StatusOr<SharedBlocks> StoreEngine::ShareLeased(SessionId session_id, LeaseId lease_id) {
   Lock lock(this);
   CERTKV_ASSIGN_OR_RETURN(Session * session, FindSession(session_id, ReadClock()));

@@ -1,0 +1,302 @@
+#include "services/kvstore/bulk_server.h"
+
+#include <algorithm>
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/detached.hpp>
+#include <boost/asio/post.hpp>
+#include <boost/asio/redirect_error.hpp>
+#include <boost/asio/use_awaitable.hpp>
+#include <chrono>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+#include "kernels/core/status.h"
+#include "services/common/log.h"
+#include "services/kvstore/block_payload.h"
+
+namespace certkv::kvstore {
+namespace {
+
+namespace asio = boost::asio;
+using asio::ip::tcp;
+using boost::system::error_code;
+
+// A peer that asks for nothing keeps its session and connection for so long.
+constexpr int64_t kIdleMs = 60'000;
+constexpr std::chrono::milliseconds kAcceptRetry{100};
+
+// A reader's session of the engine, for one connection.
+class PeerSession {
+ public:
+  explicit PeerSession(StoreEngine* engine) : engine_(engine) {}
+  ~PeerSession() {
+    if (id_ != SessionId{}) engine_->EndSession(id_, "its connection of the bulk plane ended");
+  }
+  PeerSession(const PeerSession&) = delete;
+  PeerSession& operator=(const PeerSession&) = delete;
+
+  absl::Status Open(const SpecDigest& spec, const std::string& tenant, const std::string& name) {
+    CERTKV_ASSIGN_OR_RETURN(const CacheId cache, engine_->FindCacheOf(spec, tenant));
+    CERTKV_ASSIGN_OR_RETURN(const AttachedSession attached,
+                            engine_->AttachWorker({.cache = cache,
+                                                   .worker_name = absl::StrCat("peer ", name),
+                                                   .role = SessionRole::kReader,
+                                                   .tenant = tenant}));
+    id_ = attached.session;
+    CERTKV_RETURN_IF_ERROR(engine_->ConnectSession(attached.fd_token).status());
+    return absl::OkStatus();
+  }
+  SessionId id() const { return id_; }
+
+ private:
+  StoreEngine* const engine_;
+  SessionId id_{};
+};
+
+}  // namespace
+
+class BulkServer::Impl : public std::enable_shared_from_this<BulkServer::Impl> {
+ public:
+  Impl(const BulkConfig& config, Dependencies dependencies, asio::io_context* io_context)
+      : config_(config),
+        with_(std::move(dependencies)),
+        io_context_(io_context),
+        strand_(asio::make_strand(*io_context)),
+        acceptor_(strand_) {}
+
+  absl::Status Listen() {
+    CERTKV_RETURN_IF_ERROR(MakeBulkServerTls(config_.access, with_.clock->NowMs()).status());
+    const size_t colon = config_.address.rfind(':');
+    std::string host = config_.address.substr(0, colon);
+    if (host.front() == '[' && host.back() == ']') host = host.substr(1, host.size() - 2);
+    error_code error;
+    tcp::resolver resolver(strand_);
+    const auto found = resolver.resolve(host, config_.address.substr(colon + 1), error);
+    if (!error && found.empty()) error = asio::error::host_not_found;
+    if (!error) {
+      const tcp::endpoint endpoint = found.begin()->endpoint();
+      acceptor_.open(endpoint.protocol(), error);
+      if (!error) acceptor_.set_option(asio::socket_base::reuse_address(true), error);
+      if (!error) acceptor_.bind(endpoint, error);
+      if (!error) acceptor_.listen(asio::socket_base::max_listen_connections, error);
+      if (!error) port_ = acceptor_.local_endpoint(error).port();
+    }
+    if (error) {
+      return MakeError(absl::StatusCode::kUnavailable, "LISTEN_FAILED",
+                       absl::StrCat("can't listen on kvstore.bulk_address ", config_.address, ": ",
+                                    error.message()));
+    }
+    asio::co_spawn(strand_, Accept(shared_from_this()), asio::detached);
+    return absl::OkStatus();
+  }
+
+  int32_t port() const { return port_; }
+
+  void Stop() {
+    asio::post(strand_, [self = shared_from_this()] {
+      error_code ignored;
+      self->acceptor_.close(ignored);
+    });
+    absl::MutexLock lock(&mutex_);
+    is_stopped_ = true;
+    for (const auto& weak : sockets_) {
+      if (const auto socket = weak.lock()) socket->Close();
+    }
+  }
+
+ private:
+  template <typename T>
+  using Awaitable = BulkSocket::Awaitable<T>;
+  using SocketPtr = std::shared_ptr<BulkSocket>;
+
+  // Coroutines are static functions whose first argument keeps the server: GCC 12 destroys
+  // temporaries of lambdas twice.
+  static Awaitable<void> Accept(std::shared_ptr<Impl> self) {
+    while (self->acceptor_.is_open()) {
+      // Read for each connection, so that renewed certificates are used.
+      auto tls = MakeBulkServerTls(self->config_.access, self->with_.clock->NowMs());
+      if (!tls.ok()) tls = self->last_tls_;
+      self->last_tls_ = *tls;
+      const auto socket = std::make_shared<BulkSocket>(asio::make_strand(*self->io_context_), *tls);
+      error_code error;
+      co_await self->acceptor_.async_accept(socket->tcp(),
+                                            asio::redirect_error(asio::use_awaitable, error));
+      if (error == asio::error::operation_aborted) break;
+      if (error) {  // no descriptor is free, say; it would fail again at once
+        asio::steady_timer wait(self->strand_);
+        wait.expires_after(kAcceptRetry);
+        co_await wait.async_wait(asio::redirect_error(asio::use_awaitable, error));
+        continue;
+      }
+      if (!self->Add(socket)) continue;
+      asio::co_spawn(socket->strand(), Serve(self, socket), asio::detached);
+    }
+  }
+
+  // False: there are too many already, and the socket closes.
+  bool Add(const SocketPtr& socket) {
+    absl::MutexLock lock(&mutex_);
+    sockets_.erase(std::remove_if(sockets_.begin(), sockets_.end(),
+                                  [](const auto& weak) { return weak.expired(); }),
+                   sockets_.end());
+    if (is_stopped_ || static_cast<int32_t>(sockets_.size()) >= config_.connection_limit) {
+      with_.counters->peers_refused.fetch_add(1, std::memory_order_relaxed);
+      return false;
+    }
+    sockets_.push_back(socket);
+    return true;
+  }
+
+  static Awaitable<void> Serve(std::shared_ptr<Impl> self, SocketPtr socket) {
+    self->with_.counters->connections.fetch_add(1, std::memory_order_relaxed);
+    socket->ExpireAfter(self->config_.timeout_ms);
+    absl::Status status = co_await socket->AcceptTls();
+    if (status.ok()) status = co_await Converse(self, socket);
+    const bool is_cut = ReasonOf(status) == "BULK_DISCONNECTED";
+    if (!is_cut) {
+      self->with_.counters->peers_refused.fetch_add(1, std::memory_order_relaxed);
+      Log(LogLevel::kWarning, "bulk_peer_refused",
+          {{"reason", ReasonOf(status)}, {"message", status.message()}});
+      socket->ExpireAfter(self->config_.timeout_ms);
+      co_await socket->Write(EncodeBulkError(0, status));
+    }
+    socket->Close();
+    self->with_.counters->connections.fetch_sub(1, std::memory_order_relaxed);
+  }
+
+  // Until the peer goes, or breaks the rules. Never OK.
+  static Awaitable<absl::Status> Converse(std::shared_ptr<Impl> self, SocketPtr socket) {
+    absl::StatusOr<BulkFrame> frame = co_await socket->ReadFrame();
+    if (!frame.ok()) co_return frame.status();
+    const absl::StatusOr<BulkHello> hello = self->CheckHello(*frame);
+    if (!hello.ok()) co_return hello.status();
+    CallOrigin origin = socket->Origin();
+    origin.token = hello->token;
+    const absl::StatusOr<std::string> tenant = self->Admit(origin, hello->tenant);
+    if (!tenant.ok()) co_return tenant.status();
+    error_code ignored;
+    const std::string name = socket->tcp().remote_endpoint(ignored).address().to_string();
+    PeerSession session(self->with_.engine);
+    const absl::Status opened = session.Open(hello->spec, *tenant, name);
+    if (!opened.ok()) co_return opened;
+    const auto cache = self->with_.engine->CacheOf(session.id());
+    if (!cache.ok()) co_return cache.status();
+    absl::Status status = co_await socket->Write(
+        EncodeBulkWelcome({kBulkVersion, PlaneBytesOf(**cache), OriginalBytesOf(**cache)}));
+    while (status.ok()) {
+      socket->ExpireAfter(kIdleMs);
+      frame = co_await socket->ReadFrame();
+      if (!frame.ok()) co_return frame.status();
+      if (frame->header.type != BulkFrameType::kGet) co_return Unexpected(frame->header);
+      const absl::StatusOr<BulkGet> get = ParseBulkGet(frame->body);
+      if (!get.ok()) co_return get.status();
+      // Asked for every block: a token may be withdrawn, a certificate may expire.
+      const absl::StatusOr<std::string> again = self->Admit(origin, *tenant);
+      if (!again.ok()) co_return again.status();
+      socket->ExpireAfter(self->config_.timeout_ms);
+      status = co_await Answer(self, socket, session.id(), frame->header.request_id, *get);
+    }
+    co_return status;
+  }
+
+  absl::StatusOr<BulkHello> CheckHello(const BulkFrame& frame) const {
+    CERTKV_RETURN_IF_ERROR(with_.check_serving());
+    if (frame.header.type != BulkFrameType::kHello) return Unexpected(frame.header);
+    CERTKV_ASSIGN_OR_RETURN(BulkHello hello, ParseBulkHello(frame.body));
+    CERTKV_RETURN_IF_ERROR(ChooseBulkVersion(hello).status());
+    return hello;
+  }
+
+  // The tenant that the caller may read for.
+  absl::StatusOr<std::string> Admit(const CallOrigin& origin, const std::string& tenant) const {
+    CERTKV_RETURN_IF_ERROR(with_.check_serving());
+    if (with_.access == nullptr) return tenant;
+    CERTKV_ASSIGN_OR_RETURN(const IdentityPtr caller, with_.access->Identify(origin));
+    CERTKV_RETURN_IF_ERROR(caller->CheckScope(Scope::kRead));
+    return caller->ResolveTenant(tenant);
+  }
+
+  static absl::Status Unexpected(const BulkHeader& header) {
+    return MakeError(absl::StatusCode::kInvalidArgument, "BULK_FRAME_INVALID",
+                     absl::StrCat("a frame of type ", static_cast<int>(header.type),
+                                  " came out of turn; a client says HELLO once, then GET"));
+  }
+
+  // A block, or why not; an error of its own only when the connection is over.
+  static Awaitable<absl::Status> Answer(std::shared_ptr<Impl> self, SocketPtr socket,
+                                        SessionId session, uint32_t request_id, BulkGet get) {
+    StoreEngine* const engine = self->with_.engine;
+    LeaseId lease{};
+    SharedBlocks shared;
+    const absl::Status found = self->Find(session, get.key, &lease, &shared);
+    absl::Status status;
+    if (found.ok()) {
+      const SharedBlock& block = shared.blocks[0];
+      const auto spans = PayloadSpans(*shared.cache, block.slots, (get.parts & kBulkPlanes) != 0,
+                                      (get.parts & kBulkOriginals) != 0);
+      BulkBlock answer{block.key,          block.parent, block.originals_digest,
+                       block.seal_time_ms, get.parts,    0,
+                       get.offset};
+      for (const auto& span : spans) answer.total_bytes += static_cast<int64_t>(span.size());
+      if (get.offset <= answer.total_bytes) {
+        const int64_t sent = answer.total_bytes - get.offset;
+        status = co_await socket->Write(EncodeBulkBlock(request_id, answer), spans, get.offset);
+        if (status.ok()) {
+          self->with_.counters->blocks_sent.fetch_add(1, std::memory_order_relaxed);
+          self->with_.counters->bytes_sent.fetch_add(sent, std::memory_order_relaxed);
+        }
+      } else {
+        status = MakeError(absl::StatusCode::kInvalidArgument, "BULK_FRAME_INVALID",
+                           absl::StrCat("a GET from byte ", get.offset, " on, of a block of ",
+                                        answer.total_bytes, " bytes"));
+      }
+    } else {
+      status = co_await socket->Write(EncodeBulkError(request_id, found));
+    }
+    if (lease != LeaseId{}) engine->ReleaseLease(session, lease).IgnoreError();
+    co_return status;
+  }
+
+  absl::Status Find(SessionId session, const BlockKey& key, LeaseId* lease, SharedBlocks* shared) {
+    CERTKV_ASSIGN_OR_RETURN(const LeasedBlocks leased,
+                            with_.engine->LookupAndLease(session, {key}, with_.lease_ms));
+    if (leased.blocks.empty()) {
+      return MakeError(absl::StatusCode::kNotFound, "BLOCK_NOT_FOUND",
+                       absl::StrCat("block ", ToHex(key.view(), 8), " is not in that store"));
+    }
+    *lease = leased.lease;
+    CERTKV_ASSIGN_OR_RETURN(*shared, with_.engine->ShareLeased(session, leased.lease));
+    return absl::OkStatus();
+  }
+
+  const BulkConfig config_;
+  const Dependencies with_;
+  asio::io_context* const io_context_;
+  const BulkSocket::Strand strand_;
+  tcp::acceptor acceptor_;
+  BulkSocket::Tls last_tls_;
+  int32_t port_ = 0;
+  absl::Mutex mutex_;
+  std::vector<std::weak_ptr<BulkSocket>> sockets_ ABSL_GUARDED_BY(mutex_);
+  bool is_stopped_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+absl::StatusOr<std::unique_ptr<BulkServer>> BulkServer::Create(const BulkConfig& config,
+                                                               Dependencies dependencies,
+                                                               asio::io_context* io_context) {
+  auto impl = std::make_shared<Impl>(config, std::move(dependencies), io_context);
+  CERTKV_RETURN_IF_ERROR(impl->Listen());
+  return std::unique_ptr<BulkServer>(new BulkServer(std::move(impl)));
+}
+
+BulkServer::BulkServer(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
+
+BulkServer::~BulkServer() { Stop(); }
+
+int32_t BulkServer::port() const { return impl_->port(); }
+
+void BulkServer::Stop() { impl_->Stop(); }
+
+}  // namespace certkv::kvstore
