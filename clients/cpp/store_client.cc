@@ -95,6 +95,27 @@ absl::StatusOr<LeasedBlocks> StoreClient::LookupAndLease(SessionId session,
   return LeasedBlocksFrom(response);
 }
 
+absl::StatusOr<LeasedBlocks> StoreClient::PullBlocks(SessionId session, const std::string& peer,
+                                                     absl::Span<const BlockKey> keys,
+                                                     PullOrder order) {
+  v1::PullBlocksRequest request;
+  request.set_session_id(static_cast<int64_t>(session));
+  request.set_peer(peer);
+  AddKeys(keys, request.mutable_block_keys());
+  request.set_order(static_cast<v1::PullOrder>(order));
+  v1::PullBlocksResponse response;
+  CERTKV_RETURN_IF_ERROR(CallUnary(
+      options_.seal_timeout_ms, Retry::kIdempotent,
+      [&](grpc::ClientContext& context) {
+        SetTraceparent(options_.traceparent, &context);
+        return stub_->PullBlocks(&context, request, &response);
+      },
+      options_.pressure_wait_ms));
+  CERTKV_ASSIGN_OR_RETURN(LeasedBlocks blocks, LeasedBlocksFrom(response));
+  blocks.pulled_count = response.pulled_count();
+  return blocks;
+}
+
 absl::StatusOr<std::vector<int32_t>> StoreClient::ReserveBlocks(SessionId session,
                                                                 int32_t block_count) {
   v1::ReserveBlocksRequest request;

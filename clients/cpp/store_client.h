@@ -12,6 +12,7 @@
 #include "absl/types/span.h"
 #include "certkv/kvstore/v1/kvstore.grpc.pb.h"
 #include "clients/cpp/options.h"
+#include "clients/cpp/pull_order.h"
 #include "kernels/core/cache_spec.h"
 #include "kernels/core/ids.h"
 
@@ -22,6 +23,7 @@ struct LeasedBlocks {
   LeaseId lease{};  // 0 when `blocks` is empty
   int64_t expire_time_ms = 0;
   int32_t shared_count = 0;  // SealBlocks: how many were there already
+  int32_t pulled_count = 0;  // PullBlocks: how many came from the other store
 };
 
 struct SealItem {
@@ -57,6 +59,9 @@ class StoreClient {
   absl::StatusOr<AttachedSession> AttachWorker(CacheId cache);
   absl::Status DetachWorker(SessionId session);
   absl::StatusOr<LeasedBlocks> LookupAndLease(SessionId session, absl::Span<const BlockKey> keys);
+  // Has the store fetch what it lacks of the chain from another one, then as LookupAndLease.
+  absl::StatusOr<LeasedBlocks> PullBlocks(SessionId session, const std::string& peer,
+                                          absl::Span<const BlockKey> keys, PullOrder order);
   absl::StatusOr<std::vector<int32_t>> ReserveBlocks(SessionId session, int32_t block_count);
   // The staging slots are free afterwards, whatever the outcome; while the store has no room they
   // are kept and the call is made again.

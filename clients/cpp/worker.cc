@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -215,16 +216,16 @@ absl::Status Worker::PutTail(Sequence& sequence, int64_t first_token, int32_t to
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::unique_ptr<Sequence>> Worker::Lookup(absl::Span<const int32_t> token_ids,
-                                                         const BlockKeyContext& key_context) {
+absl::StatusOr<std::unique_ptr<Sequence>> Worker::FindPrefix(
+    absl::Span<const int32_t> token_ids, const BlockKeyContext& key_context,
+    const std::function<absl::StatusOr<LeasedBlocks>(absl::Span<const BlockKey>)>& find) {
   const std::vector<BlockKey> keys =
       ComputeBlockKeys(impl_->Salted(key_context), token_ids, impl_->spec.block_tokens);
   std::unique_ptr<Sequence> sequence(new Sequence(this));
   // One call per 4096 blocks: a longer chain goes on while whole batches are found.
   for (size_t first = 0; first < keys.size(); first += kBlocksPerCallMax) {
     const auto batch = absl::MakeConstSpan(keys).subspan(first, kBlocksPerCallMax);
-    CERTKV_ASSIGN_OR_RETURN(LeasedBlocks found,
-                            impl_->store->LookupAndLease(impl_->session.session, batch));
+    CERTKV_ASSIGN_OR_RETURN(LeasedBlocks found, find(batch));
     if (found.blocks.empty()) break;
     impl_->keeper.Add(found.lease, found.expire_time_ms);
     sequence->leases_.push_back(found.lease);
@@ -236,6 +237,22 @@ absl::StatusOr<std::unique_ptr<Sequence>> Worker::Lookup(absl::Span<const int32_
   sequence->token_count_ =
       static_cast<int64_t>(sequence->blocks_.size()) * impl_->spec.block_tokens;
   return sequence;
+}
+
+absl::StatusOr<std::unique_ptr<Sequence>> Worker::Lookup(absl::Span<const int32_t> token_ids,
+                                                         const BlockKeyContext& key_context) {
+  return FindPrefix(token_ids, key_context, [this](absl::Span<const BlockKey> keys) {
+    return impl_->store->LookupAndLease(impl_->session.session, keys);
+  });
+}
+
+absl::StatusOr<std::unique_ptr<Sequence>> Worker::Pull(const std::string& peer,
+                                                       absl::Span<const int32_t> token_ids,
+                                                       const BlockKeyContext& key_context,
+                                                       PullOrder order) {
+  return FindPrefix(token_ids, key_context, [&](absl::Span<const BlockKey> keys) {
+    return impl_->store->PullBlocks(impl_->session.session, peer, keys, order);
+  });
 }
 
 absl::StatusOr<std::unique_ptr<Sequence>> Worker::PutSequence(absl::Span<const int32_t> token_ids,

@@ -12,6 +12,7 @@
 #define CERTKV_CLIENTS_CPP_WORKER_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -20,6 +21,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "clients/cpp/options.h"
+#include "clients/cpp/pull_order.h"
 #include "kernels/core/block_key.h"
 #include "kernels/core/cache_spec.h"
 #include "kernels/core/ids.h"
@@ -42,6 +44,7 @@ struct TailRef {
 };
 
 class Worker;
+struct LeasedBlocks;  // store_client.h
 
 // A sequence in the store: leased blocks and a tail. Movable only through unique_ptr. Releases its
 // lease and its tail's slot when destroyed. The Worker must outlive it.
@@ -105,6 +108,15 @@ class Worker {
   absl::StatusOr<std::unique_ptr<Sequence>> Lookup(absl::Span<const int32_t> token_ids,
                                                    const BlockKeyContext& key_context);
 
+  // Has the store fetch what it lacks of the prefix from another store, which its config names,
+  // then as Lookup. Blocks that came stay when a later call or batch fails. Errors: InvalidArgument
+  // [BULK_PEER_UNKNOWN]; Unavailable [BULK_DISCONNECTED]; DataLoss [BULK_BLOCK_DAMAGED]; and others
+  // of PullBlocks in kvstore.proto.
+  absl::StatusOr<std::unique_ptr<Sequence>> Pull(const std::string& peer,
+                                                 absl::Span<const int32_t> token_ids,
+                                                 const BlockKeyContext& key_context,
+                                                 PullOrder order = PullOrder::kWhole);
+
   // Appends one token to the sequence's tail; a tail that becomes a whole block is sealed.
   // `token_ids` is the whole sequence with the new token; `layers` point at that token alone. A
   // view that was opened on the sequence must then be updated (Attention::Refresh).
@@ -154,6 +166,10 @@ class Worker {
   struct Impl;
 
   explicit Worker(std::unique_ptr<Impl> impl);
+  // A sequence of what `find` finds of each batch of keys.
+  absl::StatusOr<std::unique_ptr<Sequence>> FindPrefix(
+      absl::Span<const int32_t> token_ids, const BlockKeyContext& key_context,
+      const std::function<absl::StatusOr<LeasedBlocks>(absl::Span<const BlockKey>)>& find);
   absl::Status AddSealed(Sequence& sequence, absl::Span<const BlockKey> keys, int64_t first_block,
                          absl::Span<const int32_t> slots);
   absl::Status PutTail(Sequence& sequence, int64_t first_token, int32_t token_count,

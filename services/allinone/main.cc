@@ -22,6 +22,8 @@ int main(int argc, char** argv) {
   program.AddList(certkv::KvStorePoolsList(&kvstore));
   program.AddList(certkv::GateOverridesList(&gate));
   program.OnConfigured([&](const certkv::ServerConfig& server) {
+    kvstore.bulk.access = server.access;
+    kvstore.bulk.has_access = true;
     if (kvstore.fd_socket.empty()) kvstore.fd_socket = server.unix_socket + ".fd";
     if (certifier.store_socket.empty()) certifier.store_socket = server.unix_socket;
     if (gate.store_socket.empty()) gate.store_socket = server.unix_socket;

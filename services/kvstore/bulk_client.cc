@@ -30,6 +30,7 @@ void BulkClient::Close() {
 BulkSocket::Awaitable<absl::Status> BulkClient::Connect() {
   if (was_connected_) counters_->reconnects.fetch_add(1, std::memory_order_relaxed);
   was_connected_ = true;
+  last_request_ = 0;
   const auto socket = std::make_shared<BulkSocket>(strand_, peer_.tls);
   socket_ = socket;
   socket->ExpireAfter(peer_.timeout_ms);

@@ -39,10 +39,11 @@ absl::Status CheckBulkConfig(const BulkConfig& config) {
         "kvstore.bulk_peers is set without bulk_peer_ca, by which their certificates are "
         "believed; deploy/tls/make-certificates makes one");
   }
-  if (access.tcp_security == TcpSecurity::kMutualTls && access.tls_certificate.empty()) {
+  const bool has_pair = !config.certificate.empty() && !config.key.empty();
+  if (access.tcp_security == TcpSecurity::kMutualTls && !has_pair) {
     return Invalid(
         "kvstore.bulk_peers is set with server.tcp_security mutual_tls, which needs "
-        "server.tls_certificate and tls_key; deploy/tls/make-certificates makes them");
+        "bulk_certificate and bulk_key; deploy/tls/make-certificates makes them (client)");
   }
   if (access.tcp_security == TcpSecurity::kTls && config.token_file.empty()) {
     return Invalid(
@@ -61,9 +62,13 @@ void AddBulkFields(BulkConfig* config, ConfigSection* section) {
                      "empty means none");
   section->AddString("bulk_peer_ca", &config->peer_ca, kPathBytesMax,
                      "PEM file of the authorities by which these stores are believed");
+  section->AddString("bulk_certificate", &config->certificate, kPathBytesMax,
+                     "PEM file of the client certificate that is shown to them; this and the other "
+                     "files are read again for each pull");
+  section->AddString("bulk_key", &config->key, kPathBytesMax,
+                     "PEM file of its private key; others may not read it");
   section->AddString("bulk_token_file", &config->token_file, kPathBytesMax,
-                     "file of the token that is shown to them; empty means the certificate of "
-                     "section server");
+                     "file of a token that is shown to them, too; empty means none");
   section->AddInteger("bulk_connections", &config->connections, {1, 64}, "connections",
                       "connections over which one pull fetches");
   section->AddInteger("bulk_connection_limit", &config->connection_limit, {1, 65536}, "connections",
@@ -76,7 +81,8 @@ void AddBulkFields(BulkConfig* config, ConfigSection* section) {
                        "the connection is made anew");
   section->AddInteger("bulk_threads", &config->threads, {1, 256}, "threads",
                       "threads that send, receive and check blocks");
-  section->AddCheck([config] { return CheckBulkConfig(*config); });
+  section->AddCheck(
+      [config] { return config->has_access ? CheckBulkConfig(*config) : absl::OkStatus(); });
 }
 
 }  // namespace certkv::kvstore

@@ -16,14 +16,18 @@ struct BulkConfig {
   std::string address;  // "host:port" to serve other stores at; "": none
   std::string peers;    // "host:port, host:port" to pull from; "": none
   std::string peer_ca;
+  std::string certificate;  // shown to peers
+  std::string key;
   std::string token_file;
   int32_t connections = 4;  // of one pull
   int32_t connection_limit = 64;
   int64_t in_flight_bytes = int64_t{64} << 20;  // of one pull
   int64_t timeout_ms = 10'000;
   int32_t threads = 2;
-  // Not settings of their own: section "server", whose rules and certificates are used.
+  // Not settings of their own: section "server", whose rules and certificates are used. The section
+  // is checked once it is known.
   AccessConfig access;
+  bool has_access = false;
 
   std::vector<std::string> peer_list() const;
   bool is_on() const { return !address.empty() || !peers.empty(); }

@@ -57,7 +57,7 @@ TEST_F(BulkPlaneTest, CutConnectionGoesOnWhereItWas) {
   ASSERT_TRUE(result.ok()) << result.status();
   EXPECT_EQ(result->pulled_count, 8);
   EXPECT_EQ(client_->counters().bytes_received, 8 * block_bytes()) << "nothing came twice";
-  EXPECT_EQ(client_->counters().reconnects, 12);
+  EXPECT_GE(client_->counters().reconnects, 12);
   EXPECT_EQ(client_->counters().blocks_damaged, 0);
   ExpectSame(1, 8);
 }

@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/core/check.h"
 #include "kernels/core/status.h"
+#include "services/common/log.h"
 #include "services/common/private_file.h"
 #include "services/kvstore/block_payload.h"
 
@@ -20,6 +21,7 @@ namespace {
 namespace asio = boost::asio;
 
 constexpr size_t kRunBlocksMax = 16;  // that a connection asks for ahead
+constexpr size_t kWindowRuns = 2;     // of each connection, asked for or waiting for their parents
 constexpr int32_t kAttempts = 5;      // in which nothing came
 constexpr int64_t kFirstWaitMs = 20;  // doubles with each of these
 
@@ -52,6 +54,10 @@ PullJob::~PullJob() {
   for (size_t i = 0; i < pending_.size(); ++i) {
     if (!pending_[i].is_settled) Settle(i, false);
   }
+  if (lost_count_ > 0) {
+    Log(LogLevel::kWarning, "pull_originals_lost",
+        {{"peer", request_.peer}, {"blocks", lost_count_}});
+  }
   with_.engine->EndPull(&pull_);
 }
 
@@ -70,13 +76,12 @@ absl::Status PullJob::Prepare() {
   end_ = request_.keys.size();
   BulkPeer peer;
   peer.address = request_.peer;
-  CERTKV_ASSIGN_OR_RETURN(peer.tls,
-                          MakeBulkClientTls(config_.access, config_.peer_ca, with_.clock->NowMs()));
+  CERTKV_ASSIGN_OR_RETURN(peer.tls, MakeBulkClientTls(config_, with_.clock->NowMs()));
   if (!config_.token_file.empty()) {
     CERTKV_ASSIGN_OR_RETURN(peer.hello.token, ReadTokenFile(config_.token_file));
   }
   peer.hello.spec = cache_->spec_digest();
-  peer.hello.tenant = request_.tenant;
+  peer.hello.tenant = pull_.tenant_name;
   peer.plane_bytes = PlaneBytesOf(*cache_);
   peer.original_bytes = OriginalBytesOf(*cache_);
   peer.timeout_ms = config_.timeout_ms;
@@ -98,12 +103,12 @@ void PullJob::Stop() {
   for (const ClientPtr& client : clients_) client->Close();
 }
 
-absl::Status PullJob::CheckWanted() const {
+absl::Status PullJob::CheckWanted(bool is_stage_two) const {
   if (is_stopped_.load()) {
     return MakeError(absl::StatusCode::kUnavailable, "STORE_STOPPING",
                      "the store is stopping; retry when it is back");
   }
-  if (!is_answered_.load() && request_.is_cancelled && request_.is_cancelled()) {
+  if (!is_stage_two && request_.is_cancelled && request_.is_cancelled()) {
     return MakeError(absl::StatusCode::kCancelled, "PULL_CANCELLED",
                      "nobody waits for the pull any more; what has come stays");
   }
@@ -116,8 +121,13 @@ void PullJob::Answer(const absl::StatusOr<PullResult>& result) {
     absl::MutexLock lock(&mutex_);
     std::swap(done, done_);
   }
-  if (!result.ok()) with_.counters->pulls_failed.fetch_add(1, std::memory_order_relaxed);
-  is_answered_.store(true);
+  if (!result.ok()) {
+    with_.counters->pulls_failed.fetch_add(1, std::memory_order_relaxed);
+    Log(LogLevel::kWarning, "pull_failed",
+        {{"peer", request_.peer},
+         {"reason", ReasonOf(result.status())},
+         {"message", result.status().message()}});
+  }
   done(result);
 }
 
@@ -127,7 +137,8 @@ BulkSocket::Awaitable<void> PullJob::FetchRun(std::shared_ptr<PullJob> self, Cli
                                               std::shared_ptr<Run> run) {
   std::vector<BulkTarget*> targets;
   for (Item& item : *run) targets.push_back(&item.target);
-  absl::Status status = self->CheckWanted();
+  const bool is_stage_two = run->front().id != BlockId::kNone;
+  absl::Status status = self->CheckWanted(is_stage_two);
   int32_t attempts = status.ok() ? 0 : kAttempts;
   while (attempts < kAttempts) {
     const int64_t before = ReceivedBytes(targets);
@@ -136,9 +147,11 @@ BulkSocket::Awaitable<void> PullJob::FetchRun(std::shared_ptr<PullJob> self, Cli
     const absl::Status verified = self->Verify(run.get());
     if (status.ok() || absl::IsDataLoss(verified)) status = verified;
     if (!IsWorthAnother(status)) break;
-    const absl::Status wanted = self->CheckWanted();
-    if (!wanted.ok()) status = wanted;
-    if (!wanted.ok()) break;
+    const absl::Status wanted = self->CheckWanted(is_stage_two);
+    if (!wanted.ok()) {
+      status = wanted;
+      break;
+    }
     attempts = ReceivedBytes(targets) > before ? 1 : attempts + 1;
     asio::steady_timer wait(client->strand());
     wait.expires_after(std::chrono::milliseconds(kFirstWaitMs << attempts));
@@ -245,7 +258,9 @@ void PullJob::Pump() {
   absl::StatusOr<PullResult> result = PullResult{};
   {
     absl::MutexLock lock(&mutex_);
-    const size_t last = is_stage_two_ ? pending_.size() : end_;
+    // Blocks that wait for one before them hold slots: so many, and no more.
+    const size_t window = kWindowRuns * clients_.size() * run_blocks_;
+    const size_t last = is_stage_two_ ? pending_.size() : std::min(end_, publish_next_ + window);
     while (!idle_.empty() && next_ < last) {
       if (!StartRun(idle_.back())) break;
       idle_.pop_back();
@@ -304,6 +319,7 @@ void PullJob::Take(Item* item, const absl::Status& status) {
 void PullJob::Settle(size_t pending, bool is_there) {
   pending_[pending].is_settled = true;
   if (is_there) return with_.engine->CompletePulled(pull_, pending_[pending].id);
+  ++lost_count_;
   with_.counters->originals_lost.fetch_add(1, std::memory_order_relaxed);
   with_.engine->AbandonPulled(pull_, pending_[pending].id);
 }

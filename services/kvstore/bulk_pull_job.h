@@ -73,7 +73,7 @@ class PullJob : public std::enable_shared_from_this<PullJob> {
   void Settle(size_t pending, bool is_there) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // What Answer is to say.
   absl::StatusOr<PullResult> EndStageOne() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Status CheckWanted() const;  // is the pull still to go on?
+  absl::Status CheckWanted(bool is_stage_two) const;  // is the pull still to go on?
   void Answer(const absl::StatusOr<PullResult>& result);
 
   const BulkConfig config_;
@@ -83,7 +83,6 @@ class PullJob : public std::enable_shared_from_this<PullJob> {
   const bool with_planes_;  // of stage one
   const bool with_originals_;
   std::atomic<bool> is_stopped_{false};
-  std::atomic<bool> is_answered_{false};
   size_t run_blocks_ = 1;
 
   absl::Mutex mutex_;
@@ -99,6 +98,7 @@ class PullJob : public std::enable_shared_from_this<PullJob> {
   size_t publish_next_ ABSL_GUARDED_BY(mutex_) = 0;  // first key that is not published
   std::map<size_t, PulledBlock> arrived_ ABSL_GUARDED_BY(mutex_);
   std::vector<Pending> pending_ ABSL_GUARDED_BY(mutex_);
+  int32_t lost_count_ ABSL_GUARDED_BY(mutex_) = 0;
   absl::Status error_ ABSL_GUARDED_BY(mutex_);
   PullResult result_ ABSL_GUARDED_BY(mutex_);
 };

@@ -21,28 +21,6 @@
 
 namespace certkv::kvstore {
 
-// When blocks become visible.
-enum class PullOrder : uint8_t {
-  kWhole,           // once planes and originals are there
-  kOriginalsLater,  // once planes are there; originals follow, and reads that need them meanwhile
-                    // get errors
-  kOriginalsOnly,   // once originals are there and planes were made of them
-};
-
-struct PullRequest {
-  SessionId session{};
-  std::string tenant;          // of the session
-  std::string peer;            // one of config.peers
-  std::vector<BlockKey> keys;  // of a chain, from its beginning or after blocks that are here
-  PullOrder order = PullOrder::kWhole;
-  std::function<bool()> is_cancelled;  // nobody waits any more; not called after the answer
-};
-
-struct PullResult {
-  int32_t pulled_count = 0;  // blocks that were not here before
-  int64_t pulled_bytes = 0;
-};
-
 class PullJob;
 
 // Invariants:

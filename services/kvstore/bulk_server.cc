@@ -67,7 +67,7 @@ class BulkServer::Impl : public std::enable_shared_from_this<BulkServer::Impl> {
         acceptor_(strand_) {}
 
   absl::Status Listen() {
-    CERTKV_RETURN_IF_ERROR(MakeBulkServerTls(config_.access, with_.clock->NowMs()).status());
+    CERTKV_ASSIGN_OR_RETURN(last_tls_, MakeBulkServerTls(config_.access, with_.clock->NowMs()));
     const size_t colon = config_.address.rfind(':');
     std::string host = config_.address.substr(0, colon);
     if (host.front() == '[' && host.back() == ']') host = host.substr(1, host.size() - 2);
@@ -117,9 +117,14 @@ class BulkServer::Impl : public std::enable_shared_from_this<BulkServer::Impl> {
     while (self->acceptor_.is_open()) {
       // Read for each connection, so that renewed certificates are used.
       auto tls = MakeBulkServerTls(self->config_.access, self->with_.clock->NowMs());
-      if (!tls.ok()) tls = self->last_tls_;
-      self->last_tls_ = *tls;
-      const auto socket = std::make_shared<BulkSocket>(asio::make_strand(*self->io_context_), *tls);
+      if (tls.ok()) {
+        self->last_tls_ = *tls;
+      } else {
+        Log(LogLevel::kError, "bulk_certificate_refused",
+            {{"reason", ReasonOf(tls.status())}, {"message", tls.status().message()}});
+      }
+      const auto socket =
+          std::make_shared<BulkSocket>(asio::make_strand(*self->io_context_), self->last_tls_);
       error_code error;
       co_await self->acceptor_.async_accept(socket->tcp(),
                                             asio::redirect_error(asio::use_awaitable, error));
@@ -276,7 +281,7 @@ class BulkServer::Impl : public std::enable_shared_from_this<BulkServer::Impl> {
   asio::io_context* const io_context_;
   const BulkSocket::Strand strand_;
   tcp::acceptor acceptor_;
-  BulkSocket::Tls last_tls_;
+  BulkSocket::Tls last_tls_;  // the last that could be made; null only where there is to be none
   int32_t port_ = 0;
   absl::Mutex mutex_;
   std::vector<std::weak_ptr<BulkSocket>> sockets_ ABSL_GUARDED_BY(mutex_);

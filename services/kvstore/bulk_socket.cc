@@ -104,10 +104,9 @@ absl::StatusOr<BulkSocket::Tls> MakeBulkServerTls(const AccessConfig& access, in
   return MakeTls(files, !files.ca.empty(), now_ms);
 }
 
-absl::StatusOr<BulkSocket::Tls> MakeBulkClientTls(const AccessConfig& access, const std::string& ca,
-                                                  int64_t now_ms) {
-  if (access.tcp_security == TcpSecurity::kInsecure) return BulkSocket::Tls();
-  return MakeTls({access.tls_certificate, access.tls_key, ca}, true, now_ms);
+absl::StatusOr<BulkSocket::Tls> MakeBulkClientTls(const BulkConfig& config, int64_t now_ms) {
+  if (config.access.tcp_security == TcpSecurity::kInsecure) return BulkSocket::Tls();
+  return MakeTls({config.certificate, config.key, config.peer_ca}, true, now_ms);
 }
 
 BulkSocket::BulkSocket(Strand strand, Tls tls)

@@ -24,6 +24,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "services/common/access_control.h"
+#include "services/kvstore/bulk_config.h"
 #include "services/kvstore/bulk_frame.h"
 
 namespace certkv::kvstore {
@@ -90,9 +91,7 @@ class BulkSocket : public std::enable_shared_from_this<BulkSocket> {
 // certificates of its time. Null where it says insecure.
 // Errors: as CheckCertificateFiles.
 absl::StatusOr<BulkSocket::Tls> MakeBulkServerTls(const AccessConfig& access, int64_t now_ms);
-// `ca`: PEM file of the authorities whose servers are believed.
-absl::StatusOr<BulkSocket::Tls> MakeBulkClientTls(const AccessConfig& access, const std::string& ca,
-                                                  int64_t now_ms);
+absl::StatusOr<BulkSocket::Tls> MakeBulkClientTls(const BulkConfig& config, int64_t now_ms);
 
 }  // namespace certkv::kvstore
 

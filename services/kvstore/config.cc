@@ -160,6 +160,7 @@ ConfigSection KvStoreConfigSection(KvStoreConfig* config) {
   AddLimitFields(config, &section);
   AddTenantFields(config, &section);
   AddSpillFields(config, &section);
+  kvstore::AddBulkFields(&config->bulk, &section);
   section.AddString("fd_socket", &config->fd_socket, 107,
                     "path of the Unix socket that hands over the slabs' file descriptors; empty "
                     "means server.unix_socket with .fd after it");

@@ -107,6 +107,29 @@ absl::StatusOr<AttachRequest> AttachRequestFromProto(const v1::AttachWorkerReque
   }
 }
 
+absl::StatusOr<PullRequest> PullRequestFromProto(const v1::PullBlocksRequest& request) {
+  PullRequest pull;
+  pull.session = SessionId{request.session_id()};
+  pull.peer = request.peer();
+  CERTKV_ASSIGN_OR_RETURN(pull.keys, BlockKeysFromProto(request.block_keys()));
+  switch (request.order()) {
+    case v1::PULL_ORDER_UNSPECIFIED:
+    case v1::PULL_ORDER_WHOLE:
+      pull.order = PullOrder::kWhole;
+      return pull;
+    case v1::PULL_ORDER_ORIGINALS_LATER:
+      pull.order = PullOrder::kOriginalsLater;
+      return pull;
+    case v1::PULL_ORDER_ORIGINALS_ONLY:
+      pull.order = PullOrder::kOriginalsOnly;
+      return pull;
+    default:
+      return MakeError(absl::StatusCode::kInvalidArgument, "PULL_ORDER_INVALID",
+                       absl::StrCat("order is ", static_cast<int>(request.order()),
+                                    ", must be WHOLE, ORIGINALS_LATER or ORIGINALS_ONLY"));
+  }
+}
+
 void BlockInfoToProto(const BlockInfo& info, v1::Block* block) {
   block->set_block_key(BytesOf(info.handle.key.view()));
   block->set_parent_key(BytesOf(info.parent.view()));

@@ -22,6 +22,9 @@ absl::StatusOr<std::vector<SealEntry>> SealEntriesFromProto(
 absl::StatusOr<SealOptions> SealOptionsFromProto(const v1::SealBlocksRequest& request);
 absl::StatusOr<AttachRequest> AttachRequestFromProto(const v1::AttachWorkerRequest& request);
 
+// Errors: InvalidArgument [PULL_ORDER_INVALID]; as BlockKeysFromProto.
+absl::StatusOr<PullRequest> PullRequestFromProto(const v1::PullBlocksRequest& request);
+
 void BlockInfoToProto(const BlockInfo& info, v1::Block* block);
 void BlockEventToProto(const BlockEvent& event, v1::BlockEvent* proto);
 void StatsToProto(const StoreStats& stats, v1::Stats* proto);

@@ -13,6 +13,8 @@ int main(int argc, char** argv) {
   program.AddList(certkv::KvStoreTenantsList(&config));
   program.AddList(certkv::KvStorePoolsList(&config));
   program.OnConfigured([&config](const certkv::ServerConfig& server) {
+    config.bulk.access = server.access;
+    config.bulk.has_access = true;
     if (config.fd_socket.empty()) config.fd_socket = server.unix_socket + ".fd";
   });
   program.AddService<certkv::KvStoreServer>("certkv.kvstore.v1.KvStore", &config);

@@ -24,8 +24,20 @@ constexpr MetricInfo kInfos[] = {
     {"certkv_kvstore_lookup_blocks_total", MetricKind::kCounter, "result",
      "Blocks that lookups asked for, and those they found; the hit rate is found / asked"},
     {"certkv_kvstore_block_events_total", MetricKind::kCounter, "event",
-     "What happened to blocks: sealed, shared, aborted, demoted, promoted, evicted, spilled, "
+     "What happened to blocks: sealed, shared, pulled, aborted, demoted, promoted, evicted, "
+     "spilled, "
      "restored, prefetched (restored after the lookup), prefetch_refused (no room), rebuilt, lost"},
+    {"certkv_kvstore_bulk_connections_total", MetricKind::kGauge, "",
+     "Connections that other stores have to kvstore.bulk_address"},
+    {"certkv_kvstore_bulk_bytes_total", MetricKind::kCounter, "direction",
+     "Bytes of blocks sent to and received from other stores"},
+    {"certkv_kvstore_bulk_blocks_total", MetricKind::kCounter, "event",
+     "Blocks sent to other stores, received from them, damaged (asked for again or refused), "
+     "planes_rebuilt (damaged, and made of good originals), originals_lost (did not follow)"},
+    {"certkv_kvstore_bulk_pulls_total", MetricKind::kCounter, "event",
+     "Pulls that begun and failed, and connections within them that were made anew (reconnected)"},
+    {"certkv_kvstore_bulk_refused_total", MetricKind::kCounter, "",
+     "Connections of other stores that were refused; the log says why"},
     {"certkv_kvstore_scrubbed_bytes_total", MetricKind::kCounter, "",
      "Bytes that the background check has read"},
     {"certkv_kvstore_disk_opening_blocks", MetricKind::kGauge, "",
@@ -54,6 +66,7 @@ struct Event {
 constexpr Event kEvents[] = {
     {"sealed", &StoreCounters::blocks_sealed},
     {"shared", &StoreCounters::blocks_shared},
+    {"pulled", &StoreCounters::blocks_pulled},
     {"aborted", &StoreCounters::blocks_aborted},
     {"demoted", &StoreCounters::blocks_demoted},
     {"promoted", &StoreCounters::blocks_promoted},
@@ -127,6 +140,28 @@ void CollectTenants(const StoreStats& stats, MetricSink* sink) {
 }  // namespace
 
 absl::Span<const MetricInfo> StoreMetricInfos() { return kInfos; }
+
+void CollectBulkMetrics(const BulkCounters& counters, MetricSink* sink) {
+  const auto add = [sink](const char* name, const std::atomic<int64_t>& count,
+                          const char* label = "", const char* value = "") {
+    const auto number = static_cast<double>(count.load(std::memory_order_relaxed));
+    if (*label == 0) return sink->Add(name, number);
+    sink->Add(name, number, {{label, value}});
+  };
+  add("certkv_kvstore_bulk_connections_total", counters.connections);
+  add("certkv_kvstore_bulk_bytes_total", counters.bytes_sent, "direction", "sent");
+  add("certkv_kvstore_bulk_bytes_total", counters.bytes_received, "direction", "received");
+  const char* const blocks = "certkv_kvstore_bulk_blocks_total";
+  add(blocks, counters.blocks_sent, "event", "sent");
+  add(blocks, counters.blocks_received, "event", "received");
+  add(blocks, counters.blocks_damaged, "event", "damaged");
+  add(blocks, counters.planes_rebuilt, "event", "planes_rebuilt");
+  add(blocks, counters.originals_lost, "event", "originals_lost");
+  add("certkv_kvstore_bulk_pulls_total", counters.pulls, "event", "begun");
+  add("certkv_kvstore_bulk_pulls_total", counters.pulls_failed, "event", "failed");
+  add("certkv_kvstore_bulk_pulls_total", counters.reconnects, "event", "reconnected");
+  add("certkv_kvstore_bulk_refused_total", counters.peers_refused);
+}
 
 void CollectStoreMetrics(const StoreStats& stats, MetricSink* sink) {
   CollectTiers(stats, sink);

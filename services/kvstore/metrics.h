@@ -4,11 +4,13 @@
 
 #include "absl/types/span.h"
 #include "services/common/metrics.h"
+#include "services/kvstore/bulk_counters.h"
 #include "services/kvstore/store_engine.h"
 
 namespace certkv::kvstore {
 
 absl::Span<const MetricInfo> StoreMetricInfos();
+void CollectBulkMetrics(const BulkCounters& counters, MetricSink* sink);
 void CollectStoreMetrics(const StoreStats& stats, MetricSink* sink);
 
 }  // namespace certkv::kvstore

@@ -13,6 +13,7 @@
 #include "absl/time/time.h"
 #include "kernels/core/status.h"
 #include "services/common/log.h"
+#include "services/kvstore/bulk_plane.h"
 #include "services/kvstore/compute_pool.h"
 #include "services/kvstore/fd_server.h"
 #include "services/kvstore/metrics.h"
@@ -68,6 +69,7 @@ class KvStoreServer::Impl {
 
   ~Impl() {
     loader.reset();
+    bulk.reset();
     ticker->Stop();
     for (const auto& job : jobs) job->Stop();
     fd_server.reset();
@@ -124,6 +126,7 @@ class KvStoreServer::Impl {
   std::vector<std::shared_ptr<kvstore::PeriodicJob>> jobs;
   std::unique_ptr<kvstore::FdServer> fd_server;
   std::optional<kvstore::SpillLoader> loader;
+  std::unique_ptr<kvstore::BulkPlane> bulk;
 };
 
 absl::StatusOr<std::unique_ptr<KvStoreServer>> KvStoreServer::Create(
@@ -142,6 +145,15 @@ absl::StatusOr<std::unique_ptr<KvStoreServer>> KvStoreServer::CreateOn(
       kvstore::FdServer::Create({impl->fd_socket, config.session_limit + kvstore::kSpareConnections,
                                  access == nullptr ? OwnUserOnly() : access->unix_peers()},
                                 &impl->engine, io_context));
+  kvstore::BulkPlane::Dependencies bulk;
+  bulk.engine = &impl->engine;
+  bulk.pool = &impl->pool;
+  bulk.access = access;
+  bulk.clock = clock;
+  bulk.lease_ms_max = config.lease_duration_max_ms;
+  bulk.check_serving = [calls = impl->calls.get()] { return calls->CheckServing(); };
+  CERTKV_ASSIGN_OR_RETURN(impl->bulk, kvstore::BulkPlane::Create(config.bulk, bulk));
+  impl->calls->SetBulkPlane(impl->bulk.get());
   impl->ticker->Start();
   impl->Open();
   return std::unique_ptr<KvStoreServer>(new KvStoreServer(std::move(impl)));
@@ -164,10 +176,12 @@ absl::Span<const MetricInfo> KvStoreServer::MetricInfos() { return kvstore::Stor
 
 void KvStoreServer::CollectMetrics(MetricSink* sink) {
   kvstore::CollectStoreMetrics(impl_->engine.GetStats(), sink);
+  kvstore::CollectBulkMetrics(impl_->bulk->counters(), sink);
 }
 
 void KvStoreServer::Drain() {
   impl_->calls->Drain();
+  impl_->bulk->Stop();
   impl_->engine.events()->CloseAll();
 }
 

@@ -31,7 +31,8 @@ class KvStoreServer {
   // `clock`, until after the server is destroyed or was stopped before.
   // Opens the tier on disk. The index of a large one is read on a thread of its own: calls but
   // GetStats get Unavailable [STORE_OPENING] until it is there. Errors: those of FdServer::Create
-  // about `config.fd_socket`, and of OpenSpill about `config.spill_directory`.
+  // about `config.fd_socket`, of OpenSpill about `config.spill_directory`, and of BulkPlane::Create
+  // about `config.bulk`.
   // `access` outlives the server; null: everybody may call, and only this user connects to the
   // descriptor socket.
   static absl::StatusOr<std::unique_ptr<KvStoreServer>> Create(

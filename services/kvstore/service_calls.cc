@@ -57,6 +57,10 @@ class CheckedCalls final : public StoreCalls {
 
   void Drain() override { is_draining_.store(true); }
   void Open() override { is_open_.store(true); }
+  void SetBulkPlane(BulkPlane* bulk) override { bulk_ = bulk; }
+  absl::Status CheckServing() const override {
+    return is_draining_.load() ? Stopping() : CheckOpen();
+  }
 
   grpc::ServerUnaryReactor* RegisterCache(grpc::CallbackServerContext* context,
                                           const v1::RegisterCacheRequest* request,
@@ -247,6 +251,22 @@ class CheckedCalls final : public StoreCalls {
     });
   }
 
+  grpc::ServerUnaryReactor* PullBlocks(grpc::CallbackServerContext* context,
+                                       const v1::PullBlocksRequest* request,
+                                       v1::PullBlocksResponse* response) override {
+    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+    absl::StatusOr<PullRequest> pull = PullRequestFromProto(*request);
+    absl::Status status =
+        CheckCall(*context, Scope::kWrite, SessionId{request->session_id()}).status();
+    if (status.ok()) status = pull.status();
+    if (!status.ok()) return Finish(reactor, status);
+    pull->is_cancelled = [context] { return context->IsCancelled(); };
+    bulk_->Pull(*std::move(pull), [=, this](const absl::StatusOr<PullResult>& pulled) {
+      Finish(reactor, pulled.ok() ? LeasePulled(*pulled, *request, response) : pulled.status());
+    });
+    return reactor;
+  }
+
   grpc::ServerUnaryReactor* GetBlock(grpc::CallbackServerContext* context,
                                      const v1::GetBlockRequest* request,
                                      v1::Block* response) override {
@@ -369,6 +389,21 @@ class CheckedCalls final : public StoreCalls {
                        pool_->WaitEstimateMs()));
   }
 
+  absl::Status LeasePulled(const PullResult& pulled, const v1::PullBlocksRequest& request,
+                           v1::PullBlocksResponse* response) {
+    CERTKV_ASSIGN_OR_RETURN(const std::vector<BlockKey> keys,
+                            BlockKeysFromProto(request.block_keys()));
+    CERTKV_ASSIGN_OR_RETURN(const LeasedBlocks leased,
+                            engine_->LookupAndLease(SessionId{request.session_id()}, keys,
+                                                    request.lease_duration_ms()));
+    FillLeased(leased, response->mutable_blocks());
+    response->set_lease_id(static_cast<int64_t>(leased.lease));
+    response->set_expire_time_ms(leased.expire_time_ms);
+    response->set_pulled_count(pulled.pulled_count);
+    response->set_pulled_bytes(pulled.pulled_bytes);
+    return absl::OkStatus();
+  }
+
   // The slots of a seal that is refused before it reaches the engine are freed all the same.
   void AbortNamedSlots(const v1::SealBlocksRequest& request) {
     std::vector<int32_t> slots;
@@ -380,6 +415,7 @@ class CheckedCalls final : public StoreCalls {
   ComputePool* const pool_;
   const AccessControl* const access_;  // null: everybody may call
   const std::string fd_socket_;
+  BulkPlane* bulk_ = nullptr;
   std::atomic<bool> is_draining_{false};
   std::atomic<bool> is_open_{false};
 };

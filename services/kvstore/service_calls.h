@@ -7,6 +7,7 @@
 
 #include "certkv/kvstore/v1/kvstore.grpc.pb.h"
 #include "services/common/access_control.h"
+#include "services/kvstore/bulk_plane.h"
 #include "services/kvstore/compute_pool.h"
 #include "services/kvstore/store_engine.h"
 
@@ -20,6 +21,10 @@ class StoreCalls : public v1::KvStore::CallbackService {
   virtual void Open() = 0;
   // From now on they get Unavailable [STORE_STOPPING].
   virtual void Drain() = 0;
+  // OK, or one of the two.
+  virtual absl::Status CheckServing() const = 0;
+  // What PullBlocks uses; to be called before the first call.
+  virtual void SetBulkPlane(BulkPlane* bulk) = 0;
 };
 
 // What it borrows outlives it. `access` null: everybody may call.

@@ -55,7 +55,7 @@ absl::StatusOr<Pull> StoreEngine::BeginPull(SessionId session_id, absl::Span<con
   CERTKV_RETURN_IF_ERROR(CheckBatch(keys.size(), "block_keys"));
   Lock lock(this);
   CERTKV_ASSIGN_OR_RETURN(const Session* session, FindSession(session_id, ReadClock()));
-  Pull pull{session_id, session->tenant, session->cache, {}};
+  Pull pull{session_id, session->tenant, tenants_.NameOf(session->tenant), session->cache, {}};
   BlockIndex& index = pull.cache->index();
   for (const BlockKey& key : keys) {
     const BlockId id = index.Find(key);

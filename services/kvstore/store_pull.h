@@ -3,7 +3,9 @@
 #define CERTKV_SERVICES_KVSTORE_STORE_PULL_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "kernels/core/ids.h"
@@ -29,6 +31,7 @@ struct SharedBlocks {
 struct Pull {
   SessionId session{};
   TenantIndex tenant{};
+  std::string tenant_name;
   std::shared_ptr<Cache> cache;
   std::vector<BlockId> held;  // of the chain, in order
 };
@@ -42,6 +45,27 @@ struct PulledBlock {
 struct PublishedBlock {
   BlockId id = BlockId::kNone;
   bool is_new = false;
+};
+
+// When blocks become visible.
+enum class PullOrder : uint8_t {
+  kWhole,           // once planes and originals are there
+  kOriginalsLater,  // once planes are there; originals follow, and reads that need them meanwhile
+                    // get errors
+  kOriginalsOnly,   // once originals are there and planes were made of them
+};
+
+struct PullRequest {
+  SessionId session{};
+  std::string peer;            // one of config.peers
+  std::vector<BlockKey> keys;  // of a chain, from its beginning or after blocks that are here
+  PullOrder order = PullOrder::kWhole;
+  std::function<bool()> is_cancelled = nullptr;  // nobody waits; not called after the answer
+};
+
+struct PullResult {
+  int32_t pulled_count = 0;  // blocks that were not here before
+  int64_t pulled_bytes = 0;
 };
 
 }  // namespace certkv::kvstore

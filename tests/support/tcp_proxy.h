@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <limits>
 #include <list>
@@ -75,6 +76,7 @@ class TcpProxy {
   TcpProxy(const TcpProxy&) = delete;
   TcpProxy& operator=(const TcpProxy&) = delete;
 
+  int32_t port() const { return port_; }
   std::string address() const { return absl::StrCat("127.0.0.1:", port_); }
 
   // Each of the next `times` connections is cut after so many bytes of the server.
@@ -88,7 +90,7 @@ class TcpProxy {
   void StallAfter(int64_t bytes) { stall_after_ = bytes; }
   // New connections are closed, and those that are open.
   void Refuse(bool refuse) { is_refusing_ = refuse; }
-  // At most so many bytes of the server a second; 0: no limit.
+  // At most so many bytes of the server a second, over all connections; 0: no limit.
   void SetRate(int64_t bytes_per_second) { rate_ = bytes_per_second; }
 
   int64_t forwarded_bytes() const { return forwarded_; }
@@ -136,10 +138,23 @@ class TcpProxy {
       const int64_t from = forwarded_.fetch_add(got);
       const int64_t flip = flip_at_ - from;
       if (flip >= 0 && flip < got) buffer[static_cast<size_t>(flip)] ^= 1;
-      if (rate_ > 0) poll(nullptr, 0, static_cast<int>(1 + got * 1000 / rate_));
+      Pace(got);
       if (!SendAll(client.get(), buffer.data(), static_cast<size_t>(got))) return;
       left -= got;
     }
+  }
+
+  // Waits until the bytes have their turn.
+  void Pace(int64_t bytes) {
+    using Clock = std::chrono::steady_clock;
+    if (rate_ == 0) return;
+    const int64_t now = Clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
+    int64_t turn = next_turn_ns_.load();
+    int64_t end;
+    do {
+      end = std::max(now, turn) + bytes * 1'000'000'000 / rate_;
+    } while (!next_turn_ns_.compare_exchange_weak(turn, end));
+    std::this_thread::sleep_for(std::chrono::nanoseconds(end - now));
   }
 
   const int32_t upstream_port_;
@@ -152,6 +167,7 @@ class TcpProxy {
   std::atomic<int64_t> flip_at_{-1};
   std::atomic<int64_t> stall_after_{std::numeric_limits<int64_t>::max()};
   std::atomic<int64_t> rate_{0};
+  std::atomic<int64_t> next_turn_ns_{0};
   std::atomic<int64_t> forwarded_{0};
   std::atomic<int32_t> connections_{0};
   std::list<std::thread> threads_;  // of the acceptor's thread

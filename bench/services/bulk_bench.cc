@@ -1,0 +1,281 @@
+// certkv-bench-bulk: blocks from one store to another, both in this process, over loopback.
+//
+//   throughput  whole blocks by PullBlocks' path against a plain socket that moves as many bytes
+//               from the same slab, over as many connections, alternating in the same run
+//   first read  over a link of --link_megabytes a second (a proxy that paces): how long until a
+//               chain can be read, for each order of pulling, and how long a plain socket takes for
+//               the FP16 originals alone, which nobody has checked or quantized then
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "absl/flags/flag.h"
+#include "absl/flags/parse.h"
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
+#include "bench/kernels/bench_report.h"
+#include "kernels/core/check.h"
+#include "services/common/clock.h"
+#include "services/kvstore/block_payload.h"
+#include "services/kvstore/bulk_plane.h"
+#include "tests/support/store_harness.h"
+#include "tests/support/tcp_proxy.h"
+
+ABSL_FLAG(int32_t, blocks, 32, "blocks of a chain");
+ABSL_FLAG(int32_t, link_blocks, 8, "blocks of the chain that goes over the paced link");
+ABSL_FLAG(int32_t, connections, 2, "connections of a pull, and of the plain sockets");
+ABSL_FLAG(int32_t, rounds, 7, "rounds of each measurement; medians are reported");
+ABSL_FLAG(int64_t, link_megabytes, 125, "megabytes a second of the paced link");
+ABSL_FLAG(std::string, json, "", "file to write the results to");
+
+namespace certkv::bench {
+namespace {
+
+using kvstore::BulkConfig;
+using kvstore::BulkPlane;
+using kvstore::PullOrder;
+
+constexpr int32_t kStagingSlots = 4;
+
+// 8 layers, 8 KV heads, d 128, 256 tokens: 8.4 MB of originals and 3.4 MB of planes a block.
+CacheSpec Spec() {
+  CacheSpec spec = TinySpec("bulk");
+  spec.kv_head_count = 8;
+  spec.head_dim = 128;
+  spec.value_dim = 128;
+  spec.block_tokens = 256;
+  spec.layers.resize(8);
+  return spec;
+}
+
+StoreShape Shape(int32_t blocks) {
+  StoreShape shape;
+  shape.device_slots = blocks;
+  shape.backing_slots = blocks;
+  return shape;
+}
+
+double Seconds(const std::function<void()>& call) {
+  const int64_t start = RealClock()->MonotonicNs();
+  call();
+  return static_cast<double>(RealClock()->MonotonicNs() - start) / 1e9;
+}
+
+class Stores {
+ public:
+  Stores()
+      : blocks_(absl::GetFlag(FLAGS_blocks)),
+        source_(Shape(blocks_), Spec()),
+        target_(Shape(blocks_), Spec()) {
+    writer_ = source_.Attach("writer", kStagingSlots);
+    worker_ = target_.Attach("worker", 1);
+    for (int32_t first = 0; first < blocks_; first += kStagingSlots) {
+      source_.PutUnleased(writer_, 1, first, std::min(kStagingSlots, blocks_ - first));
+    }
+    const auto cache = source_.engine.CacheOf(writer_.session);
+    plane_bytes_ = kvstore::PlaneBytesOf(**cache);
+    original_bytes_ = kvstore::OriginalBytesOf(**cache);
+    BulkConfig config = Config();
+    config.address = "127.0.0.1:0";
+    server_ = MakePlane(&source_, config);
+  }
+
+  int64_t plane_bytes() const { return plane_bytes_; }
+  int64_t original_bytes() const { return original_bytes_; }
+  int32_t port() const { return server_->port(); }
+  const uint8_t* memory() const { return writer_.backing_memory->base(); }
+
+  // From now on pulls go to that port.
+  void Connect(int32_t port) {
+    peer_ = absl::StrCat("127.0.0.1:", port);
+    BulkConfig config = Config();
+    config.peers = peer_;
+    client_.reset();
+    client_ = MakePlane(&target_, config);
+  }
+  // Seconds until the chain is there; the target has nothing of it before and after.
+  double Pull(int32_t count, PullOrder order) {
+    absl::Notification done;
+    kvstore::PullRequest request;
+    request.session = worker_.session;
+    request.peer = peer_;
+    request.keys = ChainKeys(1, count);
+    request.order = order;
+    const double seconds = Seconds([&] {
+      client_->Pull(std::move(request), [&](const absl::StatusOr<kvstore::PullResult>& result) {
+        CERTKV_CHECK(result.ok() && result->pulled_count == count, "the whole chain comes");
+        const auto leased = target_.engine.LookupAndLease(worker_.session, ChainKeys(1, count), 0);
+        CERTKV_CHECK(leased.ok() && static_cast<int32_t>(leased->blocks.size()) == count,
+                     "and is found");
+        CERTKV_CHECK(target_.engine.ReleaseLease(worker_.session, leased->lease).ok(), "released");
+        done.Notify();
+      });
+      done.WaitForNotification();
+    });
+    while (target_.engine.GetStats().caches[0].blocks_leased > 0) poll(nullptr, 0, 1);
+    CERTKV_CHECK(*target_.engine.DropBlocks(worker_.session, {ChainKey(1, 0)}) == count, "dropped");
+    return seconds;
+  }
+
+ private:
+  static BulkConfig Config() {
+    BulkConfig config;
+    config.access.tcp_security = TcpSecurity::kInsecure;
+    config.connections = absl::GetFlag(FLAGS_connections);
+    return config;
+  }
+  static std::unique_ptr<BulkPlane> MakePlane(StoreHarness* store, const BulkConfig& config) {
+    BulkPlane::Dependencies with;
+    with.engine = &store->engine;
+    with.pool = &store->pool;
+    with.clock = RealClock();
+    with.lease_ms_max = 3'600'000;
+    with.check_serving = [] { return absl::OkStatus(); };
+    auto plane = BulkPlane::Create(config, with);
+    CERTKV_CHECK(plane.ok(), "the bulk plane listens");
+    return *std::move(plane);
+  }
+
+  const int32_t blocks_;
+  StoreHarness source_;
+  StoreHarness target_;
+  StoreHarness::Worker writer_;
+  StoreHarness::Worker worker_;
+  int64_t plane_bytes_ = 0;
+  int64_t original_bytes_ = 0;
+  std::string peer_;
+  std::unique_ptr<BulkPlane> server_;
+  std::unique_ptr<BulkPlane> client_;
+};
+
+// Sends so many bytes of `memory` to each of `connections` that come.
+class PlainSender {
+ public:
+  PlainSender(const uint8_t* memory, int64_t bytes, int32_t connections)
+      : listener_(ListenOnLoopback(&port_)) {
+    for (int32_t i = 0; i < connections; ++i) {
+      threads_.emplace_back([this, memory, bytes] {
+        const UniqueFd client(accept(listener_.get(), nullptr, nullptr));
+        SendAll(client.get(), reinterpret_cast<const char*>(memory), static_cast<size_t>(bytes));
+      });
+    }
+  }
+  ~PlainSender() {
+    for (std::thread& thread : threads_) thread.join();
+  }
+  int32_t port() const { return port_; }
+
+ private:
+  int32_t port_ = 0;
+  const UniqueFd listener_;
+  std::vector<std::thread> threads_;
+};
+
+// Seconds until all connections have received all their bytes into `memory`.
+double PlainReceive(int32_t port, int64_t bytes, int32_t connections,
+                    std::vector<uint8_t>& memory) {
+  return Seconds([&] {
+    std::vector<std::thread> threads;
+    for (int32_t i = 0; i < connections; ++i) {
+      threads.emplace_back([&, i] {
+        const UniqueFd socket = ConnectToLoopback(port);
+        uint8_t* const to = memory.data() + i * bytes;
+        int64_t got = 0;
+        while (got < bytes) {
+          const ssize_t count = recv(socket.get(), to + got, static_cast<size_t>(bytes - got), 0);
+          CERTKV_CHECK(count > 0, "the sender sends it all");
+          got += count;
+        }
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+  });
+}
+
+nlohmann::json Throughput(Stores* stores) {
+  const int32_t blocks = absl::GetFlag(FLAGS_blocks);
+  const int32_t connections = absl::GetFlag(FLAGS_connections);
+  const int64_t bytes = blocks * (stores->plane_bytes() + stores->original_bytes());
+  // The plain socket sends from the originals' slab, again where it is shorter.
+  const int64_t each = std::min(bytes / connections, blocks * stores->original_bytes());
+  const int64_t plain_bytes = each * connections;
+  std::vector<uint8_t> memory(static_cast<size_t>(plain_bytes));
+  stores->Connect(stores->port());
+  std::vector<double> pulls;
+  std::vector<double> plains;
+  std::vector<double> ratios;
+  for (int32_t round = -1; round < absl::GetFlag(FLAGS_rounds); ++round) {  // one to warm up
+    const double pull = static_cast<double>(bytes) / stores->Pull(blocks, PullOrder::kWhole) / 1e9;
+    const PlainSender sender(stores->memory(), each, connections);
+    const double plain = static_cast<double>(plain_bytes) /
+                         PlainReceive(sender.port(), each, connections, memory) / 1e9;
+    if (round < 0) continue;
+    pulls.push_back(pull);
+    plains.push_back(plain);
+    ratios.push_back(pull / plain);
+  }
+  return {{"blocks", blocks},
+          {"connections", connections},
+          {"pull_gigabytes_per_second", Median(pulls)},
+          {"plain_socket_gigabytes_per_second", Median(plains)},
+          {"ratio", Median(ratios)},
+          {"ratio_least", *std::min_element(ratios.begin(), ratios.end())},
+          {"ratio_most", *std::max_element(ratios.begin(), ratios.end())}};
+}
+
+nlohmann::json FirstRead(Stores* stores) {
+  const int32_t blocks = absl::GetFlag(FLAGS_link_blocks);
+  const int64_t rate = absl::GetFlag(FLAGS_link_megabytes) * 1'000'000;
+  const int64_t originals = blocks * stores->original_bytes();
+  TcpProxy link(stores->port());
+  link.SetRate(rate);
+  stores->Connect(link.port());
+  std::vector<uint8_t> memory(static_cast<size_t>(originals));
+  const std::pair<const char*, PullOrder> orders[] = {
+      {"planes_then_originals", PullOrder::kOriginalsLater},
+      {"whole", PullOrder::kWhole},
+      {"originals_only", PullOrder::kOriginalsOnly}};
+  std::vector<std::vector<double>> times(4);
+  std::vector<double> ratios;
+  for (int32_t round = 0; round < absl::GetFlag(FLAGS_rounds); ++round) {
+    for (size_t i = 0; i < 3; ++i) times[i].push_back(stores->Pull(blocks, orders[i].second));
+    const PlainSender sender(stores->memory(), originals, 1);
+    TcpProxy plain_link(sender.port());
+    plain_link.SetRate(rate);
+    times[3].push_back(PlainReceive(plain_link.port(), originals, 1, memory));
+    ratios.push_back(times[3].back() / times[0].back());
+  }
+  nlohmann::json seconds;
+  for (size_t i = 0; i < 3; ++i) seconds[orders[i].first] = Median(times[i]);
+  seconds["plain_socket_originals"] = Median(times[3]);
+  return {{"blocks", blocks},
+          {"tokens", blocks * Spec().block_tokens},
+          {"link_bytes_per_second", rate},
+          {"seconds_until_readable", seconds},
+          {"plain_socket_originals_over_planes", Median(ratios)},
+          {"bytes_originals_over_planes", static_cast<double>(stores->original_bytes()) /
+                                              static_cast<double>(stores->plane_bytes())}};
+}
+
+int Main() {
+  Stores stores;
+  const nlohmann::json report = {{"run", DescribeRun()},
+                                 {"plane_bytes_of_a_block", stores.plane_bytes()},
+                                 {"original_bytes_of_a_block", stores.original_bytes()},
+                                 {"throughput", Throughput(&stores)},
+                                 {"first_read", FirstRead(&stores)}};
+  std::printf("%s\n", report.dump(2).c_str());
+  return WriteReport(report, absl::GetFlag(FLAGS_json)) ? 0 : 1;
+}
+
+}  // namespace
+}  // namespace certkv::bench
+
+int main(int argc, char** argv) {
+  absl::ParseCommandLine(argc, argv);
+  return certkv::bench::Main();
+}
