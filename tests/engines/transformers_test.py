@@ -74,7 +74,7 @@ def test_outputs_are_within_their_bounds(model, server, prompt, formats):
         assert np.all(errors <= bounds + FLOAT_SLACK)
         # Not vacuous: somewhere a twentieth of the bound is used, and quantization is seen at all.
         assert (errors / bounds).max() > 0.05 and np.median(errors) > 50 * FLOAT_SLACK
-        # What a wrong plug-in would do is outside: a token too few, KV heads mixed up, another scale.
+        # A wrong plug-in would be outside: a token too few, KV heads mixed up, another scale.
         for wrong in ({"drop": 1}, {"roll": 1}, {"scale": 2}):
             errors, bounds = errors_and_bounds(cache, **wrong)
             assert np.any(errors > bounds + FLOAT_SLACK), wrong

@@ -67,7 +67,7 @@ class _Row:
 
 
 def _token_major(tensor: torch.Tensor) -> torch.Tensor:
-    """[KV heads, tokens, channels] -> [tokens, KV heads, channels] on the CPU, as CertKV takes it."""
+    """[KV heads, tokens, channels] -> [tokens, KV heads, channels] on the CPU."""
     return tensor.detach().transpose(0, 1).contiguous().cpu()
 
 
@@ -331,7 +331,10 @@ class CertifiedCache(Cache):
     def _put_prompts(self) -> None:
         for index, row in enumerate(self._rows):
             layers = [
-                (_token_major(keys[index])[row.padding :], _token_major(values[index])[row.padding :])
+                (
+                    _token_major(keys[index])[row.padding :],
+                    _token_major(values[index])[row.padding :],
+                )
                 for keys, values in self._prompt
             ]
             row.sequence = self._client.put_sequence(row.token_ids[:-1], layers)
