@@ -230,6 +230,7 @@ nlohmann::json Throughput(Stores* stores) {
 nlohmann::json FirstRead(Stores* stores) {
   const int32_t blocks = absl::GetFlag(FLAGS_link_blocks);
   const int64_t rate = absl::GetFlag(FLAGS_link_megabytes) * 1'000'000;
+  const int32_t connections = absl::GetFlag(FLAGS_connections);
   const int64_t originals = blocks * stores->original_bytes();
   TcpProxy link(stores->port());
   link.SetRate(rate);
@@ -243,10 +244,11 @@ nlohmann::json FirstRead(Stores* stores) {
   std::vector<double> ratios;
   for (int32_t round = 0; round < absl::GetFlag(FLAGS_rounds); ++round) {
     for (size_t i = 0; i < 3; ++i) times[i].push_back(stores->Pull(blocks, orders[i].second));
-    const PlainSender sender(stores->memory(), originals, 1);
+    const PlainSender sender(stores->memory(), originals / connections, connections);
     TcpProxy plain_link(sender.port());
     plain_link.SetRate(rate);
-    times[3].push_back(PlainReceive(plain_link.port(), originals, 1, memory));
+    times[3].push_back(
+        PlainReceive(plain_link.port(), originals / connections, connections, memory));
     ratios.push_back(times[3].back() / times[0].back());
   }
   nlohmann::json seconds;
