@@ -1,6 +1,7 @@
 // certkvd: store, certifier and gate in one process, on one socket, without a config file.
 #include "services/certifier/config.h"
 #include "services/certifier/service.h"
+#include "services/cluster/config.h"
 #include "services/common/server_program.h"
 #include "services/gate/config.h"
 #include "services/gate/service.h"
@@ -18,11 +19,13 @@ int main(int argc, char** argv) {
   program.AddSection(certkv::KvStoreConfigSection(&kvstore));
   program.AddSection(certkv::CertifierConfigSection(&certifier));
   program.AddSection(certkv::GateConfigSection(&gate));
+  program.AddSection(certkv::ClusterConfigSection(&kvstore.cluster));
   program.AddList(certkv::KvStoreTenantsList(&kvstore));
   program.AddList(certkv::KvStorePoolsList(&kvstore));
   program.AddList(certkv::GateOverridesList(&gate));
   program.OnConfigured([&](const certkv::ServerConfig& server) {
     kvstore.bulk.access = server.access;
+    kvstore.bulk.has_members = kvstore.cluster.is_on();
     kvstore.bulk.has_access = true;
     if (kvstore.fd_socket.empty()) kvstore.fd_socket = server.unix_socket + ".fd";
     if (certifier.store_socket.empty()) certifier.store_socket = server.unix_socket;

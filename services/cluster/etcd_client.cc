@@ -6,9 +6,7 @@
 #include <chrono>
 #include <utility>
 
-#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
 #include "etcd/rpc.grpc.pb.h"
 #include "kernels/core/status.h"
 #include "services/common/client_credentials.h"
@@ -21,7 +19,6 @@ namespace pb = etcdserverpb;
 // etcd refuses pings that come more often than every 5 s.
 constexpr int kPingMs = 10'000;
 constexpr int kPingTimeoutMs = 5'000;
-constexpr size_t kEndpointsMax = 16;
 
 // The first key that does not begin with `prefix`, as etcd's range_end.
 std::string EndOf(std::string prefix) {
@@ -34,26 +31,6 @@ std::string EndOf(std::string prefix) {
 EtcdEntry EntryOf(const pb::KeyValue& kv) { return {kv.key(), kv.value(), kv.mod_revision()}; }
 
 }  // namespace
-
-absl::StatusOr<std::vector<std::string>> ParseEndpoints(const std::string& text) {
-  std::vector<std::string> endpoints = absl::StrSplit(text, ',', absl::SkipWhitespace());
-  for (std::string& endpoint : endpoints) {
-    absl::StripAsciiWhitespace(&endpoint);
-    const size_t colon = endpoint.rfind(':');
-    if (colon != std::string::npos && colon > 0 && colon + 1 < endpoint.size() &&
-        endpoint.find('/') == std::string::npos) {
-      continue;
-    }
-    return MakeError(absl::StatusCode::kInvalidArgument, "CONFIG_INVALID",
-                     absl::StrCat("\"", endpoint,
-                                  "\" is no endpoint of etcd; write host:port, "
-                                  "several with commas between"));
-  }
-  if (!endpoints.empty() && endpoints.size() <= kEndpointsMax) return endpoints;
-  return MakeError(
-      absl::StatusCode::kInvalidArgument, "CONFIG_INVALID",
-      absl::StrCat(endpoints.size(), " endpoints of etcd, must be 1 to ", kEndpointsMax));
-}
 
 class EtcdClient::Call {
  public:

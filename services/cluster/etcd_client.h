@@ -26,9 +26,6 @@ struct EtcdOptions {
   int64_t timeout_ms = 3000;           // of a call
 };
 
-// "a:2379,b:2379" in its parts. Errors: InvalidArgument [CONFIG_INVALID].
-absl::StatusOr<std::vector<std::string>> ParseEndpoints(const std::string& text);
-
 struct EtcdEntry {
   std::string key;
   std::string value;

@@ -41,6 +41,16 @@ absl::Status CheckOptions(const MembershipOptions& options) {
 
 }  // namespace
 
+absl::StatusOr<MembershipOptions> ToMembershipOptions(const ClusterConfig& config) {
+  MembershipOptions options;
+  CERTKV_ASSIGN_OR_RETURN(options.etcd.endpoints, ParseEndpoints(config.etcd));
+  options.etcd.tls = {config.etcd_certificate, config.etcd_key, config.etcd_ca};
+  options.cluster = config.name;
+  options.ttl_seconds = config.ttl_ms / 1000;
+  options.self = Node{config.node, config.target, config.bulk_target, config.weight, ""};
+  return options;
+}
+
 absl::StatusOr<std::unique_ptr<Membership>> Membership::Start(MembershipOptions options) {
   if (options.self.has_value()) {
     options.self->instance = absl::BytesToHexString(RandomBytes(kInstanceBytes));

@@ -21,6 +21,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
+#include "services/cluster/config.h"
 #include "services/cluster/etcd_client.h"
 #include "services/cluster/shard_map.h"
 
@@ -32,6 +33,9 @@ struct MembershipOptions {
   std::optional<Node> self;         // none: it only watches; `instance` is filled in
   int64_t ttl_seconds = 10;         // a dead node is gone after it; [1, 3600]
 };
+
+// Of a config that is on. Errors: InvalidArgument [CONFIG_INVALID].
+absl::StatusOr<MembershipOptions> ToMembershipOptions(const ClusterConfig& config);
 
 struct MembershipStatus {
   bool is_registered = false;  // this node, as far as it knows

@@ -33,21 +33,24 @@ absl::Status CheckBulkConfig(const BulkConfig& config) {
                                   "addresses only; use mutual_tls or tls, or 127.0.0.1"));
     }
   }
-  if (config.peers.empty() || is_insecure) return absl::OkStatus();
+  if (!config.pulls() || is_insecure) return absl::OkStatus();
   if (config.peer_ca.empty()) {
     return Invalid(
-        "kvstore.bulk_peers is set without bulk_peer_ca, by which their certificates are "
+        "kvstore.bulk_peers or cluster.etcd is set without bulk_peer_ca, by which their "
+        "certificates are "
         "believed; deploy/tls/make-certificates makes one");
   }
   const bool has_pair = !config.certificate.empty() && !config.key.empty();
   if (access.tcp_security == TcpSecurity::kMutualTls && !has_pair) {
     return Invalid(
-        "kvstore.bulk_peers is set with server.tcp_security mutual_tls, which needs "
+        "kvstore.bulk_peers or cluster.etcd is set with server.tcp_security mutual_tls, which "
+        "needs "
         "bulk_certificate and bulk_key; deploy/tls/make-certificates makes them (client)");
   }
   if (access.tcp_security == TcpSecurity::kTls && config.token_file.empty()) {
     return Invalid(
-        "kvstore.bulk_peers is set with server.tcp_security tls, which needs bulk_token_file; "
+        "kvstore.bulk_peers or cluster.etcd is set with server.tcp_security tls, which needs "
+        "bulk_token_file; "
         "deploy/tls/make-certificates makes a token");
   }
   return absl::OkStatus();

@@ -29,8 +29,12 @@ struct BulkConfig {
   AccessConfig access;
   bool has_access = false;
 
+  // Nodes of the cluster are pulled from, too.
+  bool has_members = false;
+
   std::vector<std::string> peer_list() const;
-  bool is_on() const { return !address.empty() || !peers.empty(); }
+  bool pulls() const { return !peers.empty() || has_members; }
+  bool is_on() const { return !address.empty() || pulls(); }
 };
 
 // Adds the fields and their check. `config` outlives the section.

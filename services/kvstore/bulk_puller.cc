@@ -25,7 +25,16 @@ BulkPuller::~BulkPuller() { Stop(); }
 
 void BulkPuller::Start(PullRequest request, Done done) {
   const std::vector<std::string> peers = config_.peer_list();
-  if (std::find(peers.begin(), peers.end(), request.peer) == peers.end()) {
+  const bool is_known = std::find(peers.begin(), peers.end(), request.peer) != peers.end();
+  const bool is_protected = config_.access.tcp_security != TcpSecurity::kInsecure;
+  const absl::string_view host = absl::string_view(request.peer).substr(0, request.peer.rfind(':'));
+  if (request.is_member && !is_protected && !IsLoopback(host)) {
+    return done(MakeError(absl::StatusCode::kInvalidArgument, "BULK_PEER_UNKNOWN",
+                          absl::StrCat("node ", request.peer,
+                                       " is on another machine, and server.tcp_security insecure "
+                                       "is for this one only; use mutual_tls or tls")));
+  }
+  if (!request.is_member && !is_known) {
     return done(MakeError(absl::StatusCode::kInvalidArgument, "BULK_PEER_UNKNOWN",
                           absl::StrCat("peer \"", request.peer, "\" is none of the ", peers.size(),
                                        " of kvstore.bulk_peers; name one of them, or add it")));

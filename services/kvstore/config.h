@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "services/cluster/config.h"
 #include "services/common/config_reader.h"
 #include "services/kvstore/bulk_config.h"
 #include "services/kvstore/eviction_order.h"
@@ -47,6 +48,7 @@ struct KvStoreConfig {
   int32_t spill_ahead_percent = 10;
   std::string fd_socket;  // "": DefaultFdSocket()
   std::vector<kvstore::PoolConfig> pools;
+  ClusterConfig cluster;  // a section of its own
   kvstore::BulkConfig bulk;
 };
 

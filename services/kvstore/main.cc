@@ -1,4 +1,5 @@
 // certkv-kvstore: stores and shares the KV blocks of running sequences.
+#include "services/cluster/config.h"
 #include "services/common/server_program.h"
 #include "services/kvstore/config.h"
 #include "services/kvstore/service.h"
@@ -10,10 +11,12 @@ int main(int argc, char** argv) {
                                             "them between workers on this host.",
                                  .socket_name = "kvstore.sock"});
   program.AddSection(certkv::KvStoreConfigSection(&config));
+  program.AddSection(certkv::ClusterConfigSection(&config.cluster));
   program.AddList(certkv::KvStoreTenantsList(&config));
   program.AddList(certkv::KvStorePoolsList(&config));
   program.OnConfigured([&config](const certkv::ServerConfig& server) {
     config.bulk.access = server.access;
+    config.bulk.has_members = config.cluster.is_on();
     config.bulk.has_access = true;
     if (config.fd_socket.empty()) config.fd_socket = server.unix_socket + ".fd";
   });

@@ -38,6 +38,18 @@ constexpr MetricInfo kInfos[] = {
      "Pulls that begun and failed, and connections within them that were made anew (reconnected)"},
     {"certkv_kvstore_bulk_refused_total", MetricKind::kCounter, "",
      "Connections of other stores that were refused; the log says why"},
+    {"certkv_kvstore_cluster_nodes_total", MetricKind::kGauge, "",
+     "Nodes of the cluster, this one included; only in a cluster"},
+    {"certkv_kvstore_cluster_registered_info", MetricKind::kGauge, "",
+     "1 while this node is registered in etcd, as far as it knows"},
+    {"certkv_kvstore_cluster_watching_info", MetricKind::kGauge, "",
+     "1 while changes of the cluster come in; at 0 the last nodes known are used"},
+    {"certkv_kvstore_cluster_lookups_total", MetricKind::kCounter, "result",
+     "Lookups that lacked blocks and asked other nodes: extended, nothing (they had no more), "
+     "failed "
+     "(not all answered), timed_out (answered without; what comes later stays)"},
+    {"certkv_kvstore_cluster_blocks_total", MetricKind::kCounter, "",
+     "Blocks that came from other nodes for lookups"},
     {"certkv_kvstore_scrubbed_bytes_total", MetricKind::kCounter, "",
      "Bytes that the background check has read"},
     {"certkv_kvstore_disk_opening_blocks", MetricKind::kGauge, "",
@@ -140,6 +152,25 @@ void CollectTenants(const StoreStats& stats, MetricSink* sink) {
 }  // namespace
 
 absl::Span<const MetricInfo> StoreMetricInfos() { return kInfos; }
+
+void CollectClusterMetrics(const ClusterLink& link, MetricSink* sink) {
+  const cluster::MembershipStatus status = link.status();
+  sink->Add("certkv_kvstore_cluster_nodes_total", static_cast<double>(link.map()->nodes().size()));
+  sink->Add("certkv_kvstore_cluster_registered_info", status.is_registered ? 1 : 0);
+  sink->Add("certkv_kvstore_cluster_watching_info", status.is_watching ? 1 : 0);
+  const ClusterCounters& counters = link.counters();
+  const std::pair<const char*, const std::atomic<int64_t>*> results[] = {
+      {"extended", &counters.extended},
+      {"nothing", &counters.nothing},
+      {"failed", &counters.failed},
+      {"timed_out", &counters.timed_out}};
+  for (const auto& [result, count] : results) {
+    sink->Add("certkv_kvstore_cluster_lookups_total",
+              static_cast<double>(count->load(std::memory_order_relaxed)), {{"result", result}});
+  }
+  sink->Add("certkv_kvstore_cluster_blocks_total",
+            static_cast<double>(counters.blocks.load(std::memory_order_relaxed)));
+}
 
 void CollectBulkMetrics(const BulkCounters& counters, MetricSink* sink) {
   const auto add = [sink](const char* name, const std::atomic<int64_t>& count,

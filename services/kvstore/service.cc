@@ -14,6 +14,7 @@
 #include "kernels/core/status.h"
 #include "services/common/log.h"
 #include "services/kvstore/bulk_plane.h"
+#include "services/kvstore/cluster_link.h"
 #include "services/kvstore/compute_pool.h"
 #include "services/kvstore/fd_server.h"
 #include "services/kvstore/metrics.h"
@@ -70,6 +71,7 @@ class KvStoreServer::Impl {
   ~Impl() {
     loader.reset();
     bulk.reset();
+    link.reset();
     ticker->Stop();
     for (const auto& job : jobs) job->Stop();
     fd_server.reset();
@@ -127,6 +129,7 @@ class KvStoreServer::Impl {
   std::unique_ptr<kvstore::FdServer> fd_server;
   std::optional<kvstore::SpillLoader> loader;
   std::unique_ptr<kvstore::BulkPlane> bulk;
+  std::unique_ptr<kvstore::ClusterLink> link;  // null: this store stands alone
 };
 
 absl::StatusOr<std::unique_ptr<KvStoreServer>> KvStoreServer::Create(
@@ -154,6 +157,10 @@ absl::StatusOr<std::unique_ptr<KvStoreServer>> KvStoreServer::CreateOn(
   bulk.check_serving = [calls = impl->calls.get()] { return calls->CheckServing(); };
   CERTKV_ASSIGN_OR_RETURN(impl->bulk, kvstore::BulkPlane::Create(config.bulk, bulk));
   impl->calls->SetBulkPlane(impl->bulk.get());
+  if (config.cluster.is_on()) {
+    CERTKV_ASSIGN_OR_RETURN(impl->link, kvstore::ClusterLink::Create(config.cluster, clock));
+    impl->calls->SetCluster(impl->link.get(), io_context);
+  }
   impl->ticker->Start();
   impl->Open();
   return std::unique_ptr<KvStoreServer>(new KvStoreServer(std::move(impl)));
@@ -177,6 +184,7 @@ absl::Span<const MetricInfo> KvStoreServer::MetricInfos() { return kvstore::Stor
 void KvStoreServer::CollectMetrics(MetricSink* sink) {
   kvstore::CollectStoreMetrics(impl_->engine.GetStats(), sink);
   kvstore::CollectBulkMetrics(impl_->bulk->counters(), sink);
+  if (impl_->link != nullptr) kvstore::CollectClusterMetrics(*impl_->link, sink);
 }
 
 void KvStoreServer::Drain() {

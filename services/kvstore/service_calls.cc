@@ -11,6 +11,7 @@
 #include "services/common/errors.h"
 #include "services/common/retry_delay.h"
 #include "services/kvstore/convert.h"
+#include "services/kvstore/remote_lookup.h"
 #include "services/kvstore/service_watch.h"
 
 namespace certkv::kvstore {
@@ -58,6 +59,9 @@ class CheckedCalls final : public StoreCalls {
   void Drain() override { is_draining_.store(true); }
   void Open() override { is_open_.store(true); }
   void SetBulkPlane(BulkPlane* bulk) override { bulk_ = bulk; }
+  void SetCluster(ClusterLink* link, boost::asio::io_context* io_context) override {
+    remote_ = {engine_, bulk_, link, io_context};
+  }
   absl::Status CheckServing() const override {
     return is_draining_.load() ? Stopping() : CheckOpen();
   }
@@ -120,9 +124,12 @@ class CheckedCalls final : public StoreCalls {
     if (!status.ok()) return Finish(reactor, status);
     const int64_t duration_ms = request->lease_duration_ms();
     const auto leased = engine_->TryLookupAndLease(session, *keys, duration_ms);
-    if (leased.has_value()) return Finish(reactor, LookupToProto(*leased, response));
-    return Compute(context, reactor, [=, this, keys = *std::move(keys)] {
-      return LookupToProto(engine_->LookupAndLease(session, keys, duration_ms), response);
+    if (leased.has_value()) {
+      return FinishLookup(reactor, session, *std::move(keys), duration_ms, *leased, response);
+    }
+    return ComputeAndFinish(context, reactor, [=, this, keys = *std::move(keys)] {
+      auto found = engine_->LookupAndLease(session, keys, duration_ms);
+      FinishLookup(reactor, session, keys, duration_ms, found, response);
     });
   }
 
@@ -365,14 +372,36 @@ class CheckedCalls final : public StoreCalls {
     return Finish(context->DefaultReactor(), status);
   }
 
+  // Answers a lookup; first goes on at other nodes, where there are some and blocks are missing.
+  grpc::ServerUnaryReactor* FinishLookup(grpc::ServerUnaryReactor* reactor, SessionId session,
+                                         std::vector<BlockKey> keys, int64_t duration_ms,
+                                         const absl::StatusOr<LeasedBlocks>& leased,
+                                         v1::LookupAndLeaseResponse* response) {
+    if (remote_.link == nullptr || !leased.ok() || leased->blocks.size() == keys.size()) {
+      return Finish(reactor, LookupToProto(leased, response));
+    }
+    RemoteLookup::Start(remote_, session, std::move(keys), duration_ms, *leased,
+                        [reactor, response](const absl::StatusOr<LeasedBlocks>& found) {
+                          Finish(reactor, LookupToProto(found, response));
+                        });
+    return reactor;
+  }
+
   // For calls that compute. `undo` runs instead where nobody waits for the answer any more, or the
   // pool is full.
   grpc::ServerUnaryReactor* Compute(
       grpc::CallbackServerContext* context, grpc::ServerUnaryReactor* reactor,
       std::function<absl::Status()> call, const std::function<void()>& undo = [] {}) {
+    return ComputeAndFinish(
+        context, reactor, [reactor, call = std::move(call)] { Finish(reactor, call()); }, undo);
+  }
+  // The same for a call that finishes the reactor itself.
+  grpc::ServerUnaryReactor* ComputeAndFinish(
+      grpc::CallbackServerContext* context, grpc::ServerUnaryReactor* reactor,
+      std::function<void()> call, const std::function<void()>& undo = [] {}) {
     const bool is_posted = pool_->TryPost([context, reactor, call = std::move(call), undo] {
       if (!context->IsCancelled()) {
-        Finish(reactor, call());
+        call();
         return;
       }
       undo();
@@ -416,6 +445,7 @@ class CheckedCalls final : public StoreCalls {
   const AccessControl* const access_;  // null: everybody may call
   const std::string fd_socket_;
   BulkPlane* bulk_ = nullptr;
+  RemoteLookup::Dependencies remote_;  // without a link: this store stands alone
   std::atomic<bool> is_draining_{false};
   std::atomic<bool> is_open_{false};
 };

@@ -8,8 +8,13 @@
 #include "certkv/kvstore/v1/kvstore.grpc.pb.h"
 #include "services/common/access_control.h"
 #include "services/kvstore/bulk_plane.h"
+#include "services/kvstore/cluster_link.h"
 #include "services/kvstore/compute_pool.h"
 #include "services/kvstore/store_engine.h"
+
+namespace boost::asio {
+class io_context;
+}  // namespace boost::asio
 
 namespace certkv::kvstore {
 
@@ -25,6 +30,8 @@ class StoreCalls : public v1::KvStore::CallbackService {
   virtual absl::Status CheckServing() const = 0;
   // What PullBlocks uses; to be called before the first call.
   virtual void SetBulkPlane(BulkPlane* bulk) = 0;
+  // Whom lookups ask for what this store lacks; to be called before the first call, or not at all.
+  virtual void SetCluster(ClusterLink* link, boost::asio::io_context* io_context) = 0;
 };
 
 // What it borrows outlives it. `access` null: everybody may call.

@@ -58,6 +58,7 @@ enum class PullOrder : uint8_t {
 struct PullRequest {
   SessionId session{};
   std::string peer;            // one of config.peers
+  bool is_member = false;      // it is not, but a node of the cluster
   std::vector<BlockKey> keys;  // of a chain, from its beginning or after blocks that are here
   PullOrder order = PullOrder::kWhole;
   std::function<bool()> is_cancelled = nullptr;  // nobody waits; not called after the answer
