@@ -50,9 +50,9 @@ std::string ReadFile(const std::string& path) {
 }
 
 std::set<std::string> MetricNamesIn(const std::string& text) {
-  constexpr absl::string_view kPrefix = "certkv_";
+  const std::string prefix = "certkv_";
   std::set<std::string> names;
-  for (size_t at = text.find(kPrefix); at != std::string::npos; at = text.find(kPrefix, at)) {
+  for (size_t at = text.find(prefix); at != std::string::npos; at = text.find(prefix, at)) {
     const size_t begin = at;
     while (at < text.size() && (absl::ascii_islower(text[at]) || text[at] == '_')) ++at;
     absl::string_view name = absl::string_view(text).substr(begin, at - begin);
