@@ -59,7 +59,7 @@ std::set<std::string> MetricNamesIn(const std::string& text) {
     for (const char* part : {"_bucket", "_sum", "_count"}) {
       if (absl::ConsumeSuffix(&name, part)) break;
     }
-    names.emplace(name);
+    if (name.size() > prefix.size()) names.emplace(name);
   }
   return names;
 }
