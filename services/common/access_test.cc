@@ -198,7 +198,7 @@ TEST(AccessConfigTest, APortNeedsItsProtection) {
 }
 
 TEST(CertificateTest, ValidityHasTwoEnds) {
-  const CertificateInfo info{"CN = x", 1000, 2000};
+  const CertificateInfo info{"CN = x", 1000, 2000, {}};
   EXPECT_TRUE(CheckValidity(info, 1000, "x").ok());
   EXPECT_TRUE(CheckValidity(info, 2000, "x").ok());
   EXPECT_EQ(ReasonOf(CheckValidity(info, 999, "x")), "TLS_CERTIFICATE_EXPIRED");
