@@ -157,7 +157,10 @@ TEST_F(StoreEngineSpillTest, AFullDiskCostsBlocksAndNothingElse) {
   EXPECT_EQ(Counters().blocks_evicted, 6 * 4 - 8);
   EXPECT_EQ(ReadAll(5, 4), 4);
   EXPECT_NE(store().engine.GetStats().spill.error, "");
-  EXPECT_EQ(store().engine.GetStats().spill.write_errors, 1) << "it is not tried each time";
+  // It is not tried each of the 16 times: only by those that write when the first one fails, the
+  // caller and the pool's two threads at most.
+  EXPECT_GE(store().engine.GetStats().spill.write_errors, 1);
+  EXPECT_LE(store().engine.GetStats().spill.write_errors, 3);
 }
 
 TEST_F(StoreEngineSpillTest, ADroppedBlockIsGoneFromDiskToo) {
