@@ -52,8 +52,15 @@ function(certkv_check_headers_ target)
   set_property(GLOBAL APPEND PROPERTY CERTKV_HEADER_TARGETS ${target}_header_check)
 endfunction()
 
-# Under ThreadSanitizer every program brings what makes Abseil's locks visible to it.
+# Under ThreadSanitizer every program brings what makes Abseil's locks visible to it; under
+# AddressSanitizer, which leaks are not ours.
 function(certkv_link_program_ target)
+  if(CERTKV_SANITIZE MATCHES "address")
+    if(NOT TARGET certkv_lsan)
+      add_library(certkv_lsan OBJECT "${CMAKE_SOURCE_DIR}/cmake/lsan_suppressions.cc")
+    endif()
+    target_link_libraries(${target} PRIVATE certkv_lsan)
+  endif()
   if(NOT CERTKV_SANITIZE STREQUAL "thread")
     return()
   endif()

@@ -181,7 +181,7 @@ int32_t ReadHead(const AttendKernels& kernels, const ProgressiveArgs& args,
                  const ProgressiveResult& result, const Scratch& scratch, AttendState* s, int g) {
   const double ratio = SkipRatio(args.skip_tolerance[g]);
   uint8_t* sub_blocks_read = result.sub_blocks_read + int64_t{g} * args.read.tile_count;
-  std::memset(sub_blocks_read, 0, args.read.tile_count);
+  std::fill_n(sub_blocks_read, args.read.tile_count, uint8_t{0});
   HeadState& head = s->heads[g];
   const int32_t first_atom = ProgressiveSinkAtom(args.read) + 1;
   HeadChoice choice(*s, scratch.scan, g);

@@ -252,13 +252,5 @@ TEST(MembershipOptionsTest, RefusesWhatCannotWork) {
   EXPECT_EQ(ReasonOf(Membership::Start(options).status()), "NODE_INVALID");
 }
 
-TEST(ParseEndpointsTest, TakesHostAndPort) {
-  EXPECT_EQ(*ParseEndpoints("a:2379, [::1]:2379"),
-            (std::vector<std::string>{"a:2379", "[::1]:2379"}));
-  for (const char* text : {"", "a", "a:", ":1", "http://a:1", ",", "a:1,b"}) {
-    EXPECT_EQ(ReasonOf(ParseEndpoints(text).status()), "CONFIG_INVALID") << text;
-  }
-}
-
 }  // namespace
 }  // namespace certkv::cluster

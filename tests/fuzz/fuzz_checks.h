@@ -29,6 +29,7 @@ class FuzzInput {
   T Take() {
     T value{};
     const size_t count = size_ < sizeof(T) ? size_ : sizeof(T);
+    if (count == 0) return value;  // data_ may be null
     std::memcpy(&value, data_, count);
     data_ += count;
     size_ -= count;
