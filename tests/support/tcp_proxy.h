@@ -133,6 +133,7 @@ class TcpProxy {
       int64_t most =
           std::min({left, static_cast<int64_t>(buffer.size()), stall_after_ - forwarded_});
       if (rate_ > 0) most = std::min<int64_t>(most, 1 + rate_ / 100);
+      if (most <= 0) continue;  // another connection has brought the bytes to the stall meanwhile
       const ssize_t got = recv(server.get(), buffer.data(), static_cast<size_t>(most), 0);
       if (got <= 0) return;
       const int64_t from = forwarded_.fetch_add(got);
