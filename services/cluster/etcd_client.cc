@@ -83,17 +83,27 @@ absl::Status EtcdClient::Failed(const std::string& endpoint, const grpc::Status&
                    "; the nodes known so far stay; check the endpoints"));
 }
 
+absl::Status EtcdClient::Ask(
+    absl::FunctionRef<grpc::Status(const std::shared_ptr<grpc::Channel>&, grpc::ClientContext*)>
+        method) {
+  std::string endpoint;
+  const std::shared_ptr<grpc::Channel> channel = Channel(&endpoint);
+  Call call(this, options_.timeout_ms);
+  const grpc::Status status = method(channel, call.context());
+  return status.ok() ? absl::OkStatus() : Failed(endpoint, status);
+}
+
 absl::StatusOr<int64_t> EtcdClient::GrantLease(int64_t ttl_seconds) {
   pb::LeaseGrantRequest request;
   request.set_ttl(ttl_seconds);
   pb::LeaseGrantResponse response;
-  std::string endpoint;
-  const auto stub = pb::Lease::NewStub(Channel(&endpoint));
-  Call call(this, options_.timeout_ms);
-  const grpc::Status status = stub->LeaseGrant(call.context(), request, &response);
-  if (!status.ok()) return Failed(endpoint, status);
-  if (response.error().empty()) return response.id();
-  return Failed(endpoint, grpc::Status(grpc::StatusCode::INTERNAL, response.error()));
+  CERTKV_RETURN_IF_ERROR(Ask([&](const auto& channel, grpc::ClientContext* context) {
+    const grpc::Status status =
+        pb::Lease::NewStub(channel)->LeaseGrant(context, request, &response);
+    if (!status.ok() || response.error().empty()) return status;
+    return grpc::Status(grpc::StatusCode::INTERNAL, response.error());
+  }));
+  return response.id();
 }
 
 absl::Status EtcdClient::KeepAlive(int64_t lease) {
@@ -119,11 +129,10 @@ absl::Status EtcdClient::Revoke(int64_t lease) {
   pb::LeaseRevokeRequest request;
   request.set_id(lease);
   pb::LeaseRevokeResponse response;
-  std::string endpoint;
-  const auto stub = pb::Lease::NewStub(Channel(&endpoint));
-  Call call(this, options_.timeout_ms);
-  const grpc::Status status = stub->LeaseRevoke(call.context(), request, &response);
-  return status.ok() ? absl::OkStatus() : Failed(endpoint, status);
+  CERTKV_RETURN_IF_ERROR(Ask([&](const auto& channel, grpc::ClientContext* context) {
+    return pb::Lease::NewStub(channel)->LeaseRevoke(context, request, &response);
+  }));
+  return absl::OkStatus();
 }
 
 absl::StatusOr<bool> EtcdClient::PutIf(const std::string& key, const std::string& value,
@@ -139,11 +148,9 @@ absl::StatusOr<bool> EtcdClient::PutIf(const std::string& key, const std::string
   put->set_value(value);
   put->set_lease(lease);
   pb::TxnResponse response;
-  std::string endpoint;
-  const auto stub = pb::KV::NewStub(Channel(&endpoint));
-  Call call(this, options_.timeout_ms);
-  const grpc::Status status = stub->Txn(call.context(), request, &response);
-  if (!status.ok()) return Failed(endpoint, status);
+  CERTKV_RETURN_IF_ERROR(Ask([&](const auto& channel, grpc::ClientContext* context) {
+    return pb::KV::NewStub(channel)->Txn(context, request, &response);
+  }));
   return response.succeeded();
 }
 
@@ -152,11 +159,9 @@ absl::StatusOr<EtcdListing> EtcdClient::List(const std::string& prefix) {
   request.set_key(prefix);
   request.set_range_end(EndOf(prefix));
   pb::RangeResponse response;
-  std::string endpoint;
-  const auto stub = pb::KV::NewStub(Channel(&endpoint));
-  Call call(this, options_.timeout_ms);
-  const grpc::Status status = stub->Range(call.context(), request, &response);
-  if (!status.ok()) return Failed(endpoint, status);
+  CERTKV_RETURN_IF_ERROR(Ask([&](const auto& channel, grpc::ClientContext* context) {
+    return pb::KV::NewStub(channel)->Range(context, request, &response);
+  }));
   EtcdListing listing;
   listing.revision = response.header().revision();
   for (const pb::KeyValue& kv : response.kvs()) listing.entries.push_back(EntryOf(kv));
@@ -167,11 +172,9 @@ absl::StatusOr<EtcdEntry> EtcdClient::Get(const std::string& key) {
   pb::RangeRequest request;
   request.set_key(key);
   pb::RangeResponse response;
-  std::string endpoint;
-  const auto stub = pb::KV::NewStub(Channel(&endpoint));
-  Call call(this, options_.timeout_ms);
-  const grpc::Status status = stub->Range(call.context(), request, &response);
-  if (!status.ok()) return Failed(endpoint, status);
+  CERTKV_RETURN_IF_ERROR(Ask([&](const auto& channel, grpc::ClientContext* context) {
+    return pb::KV::NewStub(channel)->Range(context, request, &response);
+  }));
   return response.kvs_size() == 0 ? EtcdEntry{key, "", 0} : EntryOf(response.kvs(0));
 }
 

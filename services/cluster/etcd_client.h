@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
@@ -77,6 +78,10 @@ class EtcdClient {
 
   // The channel to the endpoint of now, and its name.
   std::shared_ptr<grpc::Channel> Channel(std::string* endpoint) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Makes a unary call with a deadline.
+  absl::Status Ask(
+      absl::FunctionRef<grpc::Status(const std::shared_ptr<grpc::Channel>&, grpc::ClientContext*)>
+          method) ABSL_LOCKS_EXCLUDED(mutex_);
   // `status` as an error of ours; the next call goes elsewhere.
   absl::Status Failed(const std::string& endpoint, const grpc::Status& status)
       ABSL_LOCKS_EXCLUDED(mutex_);

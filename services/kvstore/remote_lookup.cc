@@ -8,10 +8,12 @@ void RemoteLookup::Start(const Dependencies& with, SessionId session, std::vecto
                          int64_t lease_duration_ms, LeasedBlocks local, Done done) {
   const std::shared_ptr<RemoteLookup> lookup(new RemoteLookup(
       with, session, std::move(keys), lease_duration_ms, std::move(local), std::move(done)));
-  lookup->timer_.expires_after(std::chrono::milliseconds(with.link->wait_ms()));
-  lookup->timer_.async_wait([lookup](const boost::system::error_code& error) {
-    if (!error) lookup->Answer(&ClusterCounters::timed_out);
-  });
+  if (!lookup->sources_.empty()) {
+    lookup->timer_.expires_after(std::chrono::milliseconds(with.link->wait_ms()));
+    lookup->timer_.async_wait([lookup](const boost::system::error_code& error) {
+      if (!error) lookup->Answer(&ClusterCounters::timed_out);
+    });
+  }
   lookup->PullFromNext();
 }
 

@@ -10,6 +10,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "clients/cpp/store_client.h"
 #include "kernels/core/block_key.h"
 #include "services/cluster/shard_map.h"
 #include "tests/support/etcd_server.h"
@@ -95,6 +97,27 @@ TEST_F(NodesTest, LookupsFindWhatTheOwnerHas) {
     }
     nodes_[name] = std::move(cluster_);
   }
+}
+
+TEST_F(NodesTest, ALongerPrefixLeavesOneLease) {
+  StartNode("a");
+  StartNode("b");
+  WaitForNodes(2);
+  const TestSequence data = SequenceOf("b");
+  const auto at_b = Attach("b");
+  const auto put = Put(*at_b, data);
+  // Two of the five blocks are here already.
+  const auto worker = Attach("a");
+  const auto beginning =
+      worker->Lookup(absl::MakeConstSpan(data.token_ids).first(2 * data.spec.block_tokens),
+                     client::DefaultKeyContext(data.spec));
+  ASSERT_TRUE(beginning.ok()) << beginning.status();
+  ASSERT_EQ((*beginning)->blocks().size(), 2u);
+  client::StoreClient store(nodes_["a"]->options());
+  ASSERT_EQ(store.GetStats()->lease_count(), 1);
+  const auto found = Lookup(*worker, data);
+  ASSERT_EQ(found->token_count(), kTokenCount);
+  EXPECT_EQ(store.GetStats()->lease_count(), 2) << "one each";
 }
 
 TEST_F(NodesTest, ANodeThatComesFindsWhatTheOwnerBeforeHas) {
