@@ -6,6 +6,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "tests/support/loopback.h"
 #include "tests/support/server_process.h"
 
 namespace certkv {
@@ -25,19 +26,15 @@ class EtcdServer {
     process_.Start({"etcd", "--data-dir", process_.directory() + "/data", "--listen-client-urls",
                     client, "--advertise-client-urls", client, "--listen-peer-urls", peer,
                     "--initial-advertise-peer-urls", peer, "--initial-cluster", "default=" + peer},
-                   [this] {
-                     const sockaddr_in address = LoopbackAddress(port_);
-                     return CanConnect(reinterpret_cast<const sockaddr*>(&address),
-                                       sizeof(address));
-                   });
+                   [this] { return ConnectToLoopback(port_).valid(); });
   }
   void Kill() { process_.Kill(); }
   // SIGSTOP and SIGCONT: it is there and does not answer.
   void Signal(int number) const { process_.Signal(number); }
 
  private:
-  const uint16_t port_ = UnusedPort();
-  const uint16_t peer_port_ = UnusedPort();
+  const uint16_t port_ = static_cast<uint16_t>(UnusedPort());
+  const uint16_t peer_port_ = static_cast<uint16_t>(UnusedPort());
   ServerProcess process_{"etcd"};
 };
 

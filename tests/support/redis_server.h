@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/core/shared_memory.h"
 #include "tests/support/server_process.h"
 
 namespace certkv {
@@ -50,7 +51,8 @@ class RedisServer {
     sockaddr_un address{};
     address.sun_family = AF_UNIX;
     snprintf(address.sun_path, sizeof(address.sun_path), "%s", socket().c_str());
-    return CanConnect(reinterpret_cast<const sockaddr*>(&address), sizeof(address));
+    const UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    return connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0;
   }
 
   const bool keeps_data_;

@@ -2,11 +2,9 @@
 #ifndef CERTKV_TESTS_SUPPORT_SERVER_PROCESS_H_
 #define CERTKV_TESTS_SUPPORT_SERVER_PROCESS_H_
 
-#include <arpa/inet.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/prctl.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -72,32 +70,6 @@ class ServerProcess {
   std::string directory_;
   pid_t pid_ = 0;
 };
-
-inline bool CanConnect(const sockaddr* address, socklen_t size) {
-  const int fd = ::socket(address->sa_family, SOCK_STREAM, 0);
-  const bool connected = connect(fd, address, size) == 0;
-  close(fd);
-  return connected;
-}
-
-inline sockaddr_in LoopbackAddress(uint16_t port) {
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_port = htons(port);
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  return address;
-}
-
-// A TCP port of the loopback address that nobody listens on at this moment.
-inline uint16_t UnusedPort() {
-  const int fd = ::socket(AF_INET, SOCK_STREAM, 0);
-  sockaddr_in address = LoopbackAddress(0);
-  socklen_t size = sizeof(address);
-  EXPECT_EQ(bind(fd, reinterpret_cast<const sockaddr*>(&address), size), 0);
-  EXPECT_EQ(getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size), 0);
-  close(fd);
-  return ntohs(address.sin_port);
-}
 
 }  // namespace certkv
 

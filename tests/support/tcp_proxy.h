@@ -3,8 +3,6 @@
 #ifndef CERTKV_TESTS_SUPPORT_TCP_PROXY_H_
 #define CERTKV_TESTS_SUPPORT_TCP_PROXY_H_
 
-#include <arpa/inet.h>
-#include <netinet/in.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -20,36 +18,10 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/core/check.h"
 #include "kernels/core/shared_memory.h"
+#include "tests/support/loopback.h"
 
 namespace certkv {
-
-// A socket that listens on a free port of this host.
-inline UniqueFd ListenOnLoopback(int32_t* port) {
-  UniqueFd listener(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t size = sizeof(address);
-  CERTKV_CHECK(bind(listener.get(), reinterpret_cast<sockaddr*>(&address), size) == 0 &&
-                   listen(listener.get(), 64) == 0 &&
-                   getsockname(listener.get(), reinterpret_cast<sockaddr*>(&address), &size) == 0,
-               "a port is free");
-  *port = ntohs(address.sin_port);
-  return listener;
-}
-
-// Invalid where nobody listens.
-inline UniqueFd ConnectToLoopback(int32_t port) {
-  UniqueFd fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  address.sin_port = htons(static_cast<uint16_t>(port));
-  if (connect(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0) fd.reset();
-  return fd;
-}
 
 inline bool SendAll(int fd, const char* bytes, size_t size) {
   while (size > 0) {
