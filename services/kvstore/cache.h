@@ -207,8 +207,9 @@ class Cache {
   absl::flat_hash_set<BlockKey>& claimed_keys() { return claimed_keys_; }
   const absl::flat_hash_set<BlockKey>& claimed_keys() const { return claimed_keys_; }
 
-  // Sessions attached now, and when one last came or went.
+  // Sessions attached now, those of them that are workers', and when one last came or went.
   int32_t session_count = 0;
+  int32_t worker_count = 0;
   int64_t last_attach_sequence = 0;
 
  private:

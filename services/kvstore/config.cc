@@ -106,9 +106,10 @@ void AddLeaseFields(KvStoreConfig* config, ConfigSection* section) {
 }
 
 void AddLimitFields(KvStoreConfig* config, ConfigSection* section) {
-  section->AddInteger("cache_limit", &config->cache_limit, {1, 1024}, "caches",
-                      "registered caches; one without sessions and pinned blocks makes room for "
-                      "another");
+  section->AddInteger(
+      "cache_limit", &config->cache_limit, {1, 1024}, "caches",
+      "registered caches; one without workers, leased and pinned blocks makes room for "
+      "another");
   section->AddInteger("session_limit", &config->session_limit, {1, 65536}, "sessions",
                       "workers and readers attached at a time");
   section->AddInteger("lease_limit", &config->lease_limit, {1, 1 << 20}, "leases",

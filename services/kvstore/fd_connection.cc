@@ -1,11 +1,18 @@
 #include "services/kvstore/fd_connection.h"
 
+#include <fcntl.h>
+#include <sys/socket.h>
+
 #include <algorithm>
 #include <boost/asio/buffer.hpp>
 #include <boost/asio/dispatch.hpp>
 #include <boost/asio/read.hpp>
+#include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <functional>
+#include <memory>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/core/shared_memory.h"
@@ -42,6 +49,17 @@ absl::Status RequestInvalid(absl::string_view text) {
                    absl::StrCat(text, "; see kernels/core/fd_protocol.h"));
 }
 
+// Shuts a connection down, whoever owns it by then; the connection notices and closes.
+absl::StatusOr<std::function<void()>> ShutDown(int socket) {
+  const auto duplicate = std::make_shared<UniqueFd>(fcntl(socket, F_DUPFD_CLOEXEC, 0));
+  if (!duplicate->valid()) {
+    return MakeError(absl::StatusCode::kResourceExhausted, "DESCRIPTOR_LIMIT",
+                     absl::StrCat("no descriptor is left for another session: ",
+                                  std::strerror(errno), "; raise the limit of open files"));
+  }
+  return std::function<void()>([duplicate] { shutdown(duplicate->get(), SHUT_RDWR); });
+}
+
 }  // namespace
 
 FdConnection::FdConnection(Socket socket, std::shared_ptr<EngineGate> gate)
@@ -68,6 +86,7 @@ void FdConnection::Start() {
 void FdConnection::Close() {
   boost::asio::dispatch(socket_.get_executor(), [self = shared_from_this()] {
     boost::system::error_code ignored;
+    self->socket_.shutdown(Socket::shutdown_both, ignored);  // the session has a duplicate
     self->socket_.close(ignored);
     self->first_request_timer_.cancel();
     self->peer_.close(ignored);
@@ -123,7 +142,9 @@ absl::Status FdConnection::Connect(StoreEngine* engine) {
                                        request_.staging_id, ", expected 0"));
   }
   token_.assign(reinterpret_cast<const char*>(request_.token), sizeof(request_.token));
-  CERTKV_ASSIGN_OR_RETURN(const SessionSlabs slabs, engine->ConnectSession(token_));
+  CERTKV_ASSIGN_OR_RETURN(std::function<void()> shut_down, ShutDown(socket_.native_handle()));
+  CERTKV_ASSIGN_OR_RETURN(const SessionSlabs slabs,
+                          engine->ConnectSession(token_, std::move(shut_down)));
   session_ = slabs.session;
   first_request_timer_.cancel();
   CERTKV_RETURN_IF_ERROR(WatchPeer());

@@ -33,7 +33,7 @@ struct EngineGate {
 // Invariants:
 //  1. The session of the connection ends when the connection does, or the process that made it
 //     (which may have left the socket to a child). The latter needs a pidfd; without one it is
-//     logged.
+//     logged. The connection closes when the session ends.
 //  2. One request is answered before the next is read.
 // Threads: everything runs on the strand of its socket, but for Close().
 class FdConnection : public std::enable_shared_from_this<FdConnection> {

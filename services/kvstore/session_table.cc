@@ -69,6 +69,14 @@ std::unique_ptr<Session> SessionTable::TakeOut(SessionId id, absl::string_view w
   return session;
 }
 
+std::vector<SessionId> SessionTable::Of(const Cache& cache) const {
+  std::vector<SessionId> ids;
+  for (const auto& [id, session] : sessions_) {
+    if (session->cache.get() == &cache) ids.push_back(id);
+  }
+  return ids;
+}
+
 std::vector<SessionId> SessionTable::NeverConnected(int64_t now_ns) const {
   std::vector<SessionId> ids;
   for (const auto& [id, session] : sessions_) {

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -30,6 +31,7 @@ struct Session {
   std::shared_ptr<StagingArea> staging;  // workers only
   int64_t staging_id = 0;                // workers only
   bool connected = false;                // to the descriptor socket
+  std::function<void()> on_end;          // ends that connection; may be empty
   int64_t connect_deadline_ns = 0;       // monotonic; while not connected
   absl::flat_hash_set<LeaseId> leases;
 };
@@ -54,6 +56,7 @@ class SessionTable {
   Session* FindByStagingId(int64_t staging_id) const;      // null when there is none
   // `why` follows "it ended because" in later errors. The session is in the table.
   std::unique_ptr<Session> TakeOut(SessionId id, absl::string_view why);
+  std::vector<SessionId> Of(const Cache& cache) const;
   // Sessions that are not connected and whose deadline is at or before `now_ns`.
   std::vector<SessionId> NeverConnected(int64_t now_ns) const;
 

@@ -85,7 +85,9 @@ absl::Status StoreEngine::MakeRoomForCache(const TenantPool& pool, const CacheSp
   auto victim = caches_.end();
   for (auto it = caches_.begin(); it != caches_.end(); ++it) {
     const Cache& cache = *it->second;
-    const bool is_used = cache.session_count > 0 || cache.index().held_count() > 0 ||
+    // Readers that lease nothing stay attached for as long as they run, and come back when they
+    // are asked for the cache again.
+    const bool is_used = cache.worker_count > 0 || cache.index().held_count() > 0 ||
                          cache.index().pinned_count() > 0;
     // Another pool's blocks are not this one's to evict.
     if (is_used || cache.pool().id != pool.id) continue;
@@ -106,8 +108,11 @@ absl::Status StoreEngine::MakeRoomForCache(const TenantPool& pool, const CacheSp
     return MakeError(
         absl::StatusCode::kResourceExhausted, "CACHE_LIMIT",
         absl::StrCat("the store has ", caches_.size(), " caches, at most ", config_.cache_limit,
-                     ", all with sessions or pinned blocks, or of other tenants; detach the "
+                     ", all with workers, leased or pinned blocks, or of other tenants; detach the "
                      "workers of one or raise cache_limit"));
+  }
+  for (const SessionId reader : sessions_.Of(*victim->second)) {
+    EndSessionLocked(reader, "its cache, which no worker used, made room for another");
   }
   victim->second->EvictAll(now.epoch_ms);
   caches_.erase(victim);
@@ -176,6 +181,7 @@ absl::StatusOr<AttachedSession> StoreEngine::AttachWorker(const AttachRequest& r
   cache->SetQuota(tenant, tenants_.QuotaOf(tenant));
   ++tenant_sessions_[static_cast<size_t>(tenant)];
   ++cache->session_count;
+  if (request.role == SessionRole::kWorker) ++cache->worker_count;
   cache->last_attach_sequence = ++attach_sequence_;
   return attached;
 }
@@ -247,11 +253,14 @@ void StoreEngine::EndSessionLocked(SessionId id, absl::string_view why) {
     session->staging->Abandon();
   }
   --session->cache->session_count;
+  if (session->role == SessionRole::kWorker) --session->cache->worker_count;
   --tenant_sessions_[static_cast<size_t>(session->tenant)];
   session->cache->last_attach_sequence = ++attach_sequence_;
+  if (session->on_end) session->on_end();
 }
 
-absl::StatusOr<SessionSlabs> StoreEngine::ConnectSession(absl::string_view fd_token) {
+absl::StatusOr<SessionSlabs> StoreEngine::ConnectSession(absl::string_view fd_token,
+                                                         std::function<void()> on_end) {
   Lock lock(this);
   Session* session = sessions_.FindByToken(fd_token);
   if (session == nullptr || session->connected) {
@@ -263,6 +272,7 @@ absl::StatusOr<SessionSlabs> StoreEngine::ConnectSession(absl::string_view fd_to
                            "connection, attach again for another");
   }
   session->connected = true;
+  session->on_end = std::move(on_end);
   return SessionSlabs{session->id, session->cache->device_memory(),
                       session->cache->backing_memory(),
                       session->staging == nullptr ? nullptr : session->staging->memory()};

@@ -67,6 +67,33 @@ TEST(StoreEngineTest, CacheWithoutSessionsMakesRoomForAnother) {
   EXPECT_EQ(store.engine.GetStats().counters.blocks_evicted, 2);
 }
 
+TEST(StoreEngineTest, ReadersThatLeaseNothingKeepNoCache) {
+  StoreShape shape;
+  shape.config.cache_limit = 1;
+  StoreHarness store(shape);
+  auto worker = store.Attach("w");
+  store.PutUnleased(worker, 1, 0, 2);
+  const auto reader =
+      *store.engine.AttachWorker({store.cache, "certifier", SessionRole::kReader, 0});
+  int ended = 0;
+  ASSERT_TRUE(store.engine.ConnectSession(reader.fd_token, [&ended] { ++ended; }).ok());
+  const auto found = store.engine.LookupAndLease(reader.session, ChainKeys(1, 2), 60'000);
+  ASSERT_TRUE(found.ok()) << found.status();
+  store.engine.EndSession(worker.session, "test");
+  EXPECT_EQ(ReasonOf(store.engine.RegisterCache(TinySpec("b")).status()), "CACHE_LIMIT")
+      << "the reader holds a lease";
+  ASSERT_TRUE(store.engine.ReleaseLease(reader.session, found->lease).ok());
+  EXPECT_EQ(ended, 0);
+  const auto second = store.engine.RegisterCache(TinySpec("b"));
+  ASSERT_TRUE(second.ok()) << second.status();
+  EXPECT_EQ(ended, 1) << "its connection is closed, so that it lets go of the memory";
+  const absl::Status late =
+      store.engine.LookupAndLease(reader.session, ChainKeys(1, 2), 0).status();
+  EXPECT_EQ(ReasonOf(late), "SESSION_NOT_FOUND");
+  EXPECT_THAT(Text(late), HasSubstr("made room for another"));
+  EXPECT_EQ(store.engine.GetStats().session_count, 0);
+}
+
 TEST(StoreEngineTest, AttachChecksItsArgumentsAndLimits) {
   StoreShape shape;
   shape.config.session_limit = 2;

@@ -204,6 +204,33 @@ TEST_P(SystemPressureTest, PinnedSequenceStaysThroughABurst) {
   EXPECT_EQ(Stats().caches(0).blocks_pinned(), 0);
 }
 
+TEST_P(SystemPressureTest, ACertifierKeepsNoCacheThatNoWorkerUses) {
+  constexpr int kCacheLimit = 2;
+  constexpr int kModels = 3 * kCacheLimit;
+  StartCluster(absl::StrCat("kvstore:\n  device_memory: 8MiB\n  backing_memory: 16MiB\n",
+                            "  memory_limit: 128MiB\n  cache_limit: ", kCacheLimit, "\n"));
+  const pid_t pid = cluster_->pid(ClusterService::kStore);
+  for (int i = 0; i < 2 * kModels; ++i) {  // each model twice: the certifier attaches again
+    CacheSpec spec = SmallSpec();
+    spec.model = absl::StrCat("model-", i % kModels);
+    const TestSequence data(spec, 64 * 4, static_cast<uint32_t>(i));
+    const auto worker = AttachWorker(spec);
+    ASSERT_NE(worker, nullptr) << "model " << i;
+    const auto sequence = Put(*worker, data);
+    ASSERT_NE(sequence, nullptr);
+    const auto request = OpenRequest(absl::StrCat("request-", i));
+    ASSERT_NE(request, nullptr);
+    auto attention = client::Attention::Open(*worker, *sequence, *request);
+    ASSERT_TRUE(attention.ok()) << attention.status();
+    for (const client::ReadResult& result : ReadAndCheck(**attention, data, 64 * 4, 7)) {
+      EXPECT_FALSE(result.in_process) << "the certifier read it";
+    }
+  }
+  EXPECT_LE(Stats().caches_size(), kCacheLimit);
+  // What the certifier has mapped of the caches that are gone would show here.
+  EXPECT_LT(MemoryOf(pid, "RssShmem"), kCacheLimit * (8 + 16) * kMiB + 16 * kMiB);
+}
+
 INSTANTIATE_TEST_SUITE_P(Shapes, SystemPressureTest, ::testing::Values(ClusterShape::kAllInOne),
                          ShapeName);
 
