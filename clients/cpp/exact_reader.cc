@@ -1,17 +1,15 @@
 // The in-process exact read: the same kernel, every tile from its originals.
 #include <algorithm>
 #include <chrono>
-#include <cstring>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "clients/cpp/attention.h"
-#include "kernels/core/block_key.h"
+#include "clients/cpp/leased_tiles.h"
 #include "kernels/core/limits.h"
 #include "kernels/core/status.h"
 #include "kernels/ops/attend.h"
 #include "kernels/ops/finish_certificate.h"
-#include "kernels/ops/quantize_tile.h"
 
 namespace certkv::client {
 namespace {
@@ -35,17 +33,10 @@ absl::Status CheckRead(const Worker& worker, const Sequence& sequence, const Rea
 }
 
 // Generations of every block, in both tiers.
-absl::Status CheckGenerations(const Worker& worker, const Sequence& sequence, bool after) {
+absl::Status CheckAllGenerations(const Worker& worker, const Sequence& sequence, bool after) {
   for (size_t i = 0; i < sequence.blocks().size(); ++i) {
-    const BlockHandle& block = sequence.blocks()[i];
-    const auto matches = after ? GenerationStillMatches : GenerationMatches;
-    if (!block.device.present() || !block.backing.present() ||
-        !matches(worker.device_base(), worker.device_layout(), block.device) ||
-        !matches(worker.backing_base(), worker.backing_layout(), block.backing)) {
-      return MakeError(absl::StatusCode::kAborted, "BLOCK_REUSED",
-                       absl::StrCat("block ", i, " (", ToHex(block.key.view(), 8),
-                                    "...) was reused since its lookup; look the blocks up again"));
-    }
+    CERTKV_RETURN_IF_ERROR(
+        CheckGenerations(worker, sequence.blocks()[i], static_cast<int64_t>(i), after));
   }
   return absl::OkStatus();
 }
@@ -79,22 +70,11 @@ absl::Status VerifyTiles(const Worker& worker, const Sequence& sequence, int32_t
                          int32_t kv_head, const std::vector<AttendTile>& tiles) {
   const int32_t tiles_per_block = worker.spec().tiles_per_block();
   for (size_t i = 0; i < tiles.size(); ++i) {
-    const size_t block = i / tiles_per_block;
+    const auto block = static_cast<int64_t>(i) / tiles_per_block;
     const auto tile = static_cast<int32_t>(i % tiles_per_block);
-    absl::Status status =
-        VerifyTile(worker.device_layout().tile_layout(layer), tiles[i].scan, tiles[i].detail,
-                   tiles[i].original_keys, tiles[i].original_values);
-    TileHeader header;
-    std::memcpy(&header, tiles[i].scan, sizeof(header));
-    const BlockKey& key = sequence.blocks()[block].key;
-    if (status.ok() && header.identity_tag != TileIdentityTag(key, layer, kv_head, tile)) {
-      status = MakeError(absl::StatusCode::kDataLoss, "TILE_IDENTITY_MISMATCH",
-                         "the slot holds another block's tile");
-    }
-    if (status.ok()) continue;
-    return WithContext(
-        status, absl::StrCat("block ", block, " (", ToHex(key.view(), 8), "...), layer ", layer,
-                             ", KV head ", kv_head, ", tile ", tile));
+    CERTKV_RETURN_IF_ERROR(VerifyLeasedTile(
+        worker, sequence.blocks()[block].key,
+        {.block = block, .layer = layer, .kv_head = kv_head, .tile = tile}, tiles[i]));
   }
   return absl::OkStatus();
 }
@@ -203,7 +183,7 @@ absl::StatusOr<ReadResult> AttendExactInProcess(const Worker& worker, const Sequ
   const auto start = std::chrono::steady_clock::now();
   CERTKV_RETURN_IF_ERROR(CheckRead(worker, sequence, read));
   CERTKV_RETURN_IF_ERROR(sequence.CheckLease());
-  CERTKV_RETURN_IF_ERROR(CheckGenerations(worker, sequence, /*after=*/false));
+  CERTKV_RETURN_IF_ERROR(CheckAllGenerations(worker, sequence, /*after=*/false));
   const CacheSpec& spec = worker.spec();
   ReadResult result;
   result.in_process = true;
@@ -214,7 +194,7 @@ absl::StatusOr<ReadResult> AttendExactInProcess(const Worker& worker, const Sequ
     const absl::Status intact = VerifyTiles(worker, sequence, read.layer, kv_head, tiles);
     if (!intact.ok()) {
       // A slot that was reused meanwhile explains it.
-      CERTKV_RETURN_IF_ERROR(CheckGenerations(worker, sequence, /*after=*/true));
+      CERTKV_RETURN_IF_ERROR(CheckAllGenerations(worker, sequence, /*after=*/true));
       return intact;
     }
     const std::vector<uint8_t> sources(tiles.size() * spec.group_size,
@@ -225,7 +205,7 @@ absl::StatusOr<ReadResult> AttendExactInProcess(const Worker& worker, const Sequ
   result.tile_sources.assign(
       sequence.blocks().size() * worker.spec().tiles_per_block() * spec.query_head_count(),
       kSourceOriginalKeys | kSourceOriginalValues);
-  CERTKV_RETURN_IF_ERROR(CheckGenerations(worker, sequence, /*after=*/true));
+  CERTKV_RETURN_IF_ERROR(CheckAllGenerations(worker, sequence, /*after=*/true));
   CERTKV_RETURN_IF_ERROR(sequence.CheckLease());
   result.read_time_ns =
       std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - start)

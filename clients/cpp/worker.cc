@@ -217,14 +217,12 @@ absl::Status Worker::PutTail(Sequence& sequence, int64_t first_token, int32_t to
 }
 
 absl::StatusOr<std::unique_ptr<Sequence>> Worker::FindPrefix(
-    absl::Span<const int32_t> token_ids, const BlockKeyContext& key_context,
+    absl::Span<const BlockKey> keys,
     const std::function<absl::StatusOr<LeasedBlocks>(absl::Span<const BlockKey>)>& find) {
-  const std::vector<BlockKey> keys =
-      ComputeBlockKeys(impl_->Salted(key_context), token_ids, impl_->spec.block_tokens);
   std::unique_ptr<Sequence> sequence(new Sequence(this));
   // One call per 4096 blocks: a longer chain goes on while whole batches are found.
   for (size_t first = 0; first < keys.size(); first += kBlocksPerCallMax) {
-    const auto batch = absl::MakeConstSpan(keys).subspan(first, kBlocksPerCallMax);
+    const auto batch = keys.subspan(first, kBlocksPerCallMax);
     CERTKV_ASSIGN_OR_RETURN(LeasedBlocks found, find(batch));
     if (found.blocks.empty()) break;
     impl_->keeper.Add(found.lease, found.expire_time_ms);
@@ -241,8 +239,13 @@ absl::StatusOr<std::unique_ptr<Sequence>> Worker::FindPrefix(
 
 absl::StatusOr<std::unique_ptr<Sequence>> Worker::Lookup(absl::Span<const int32_t> token_ids,
                                                          const BlockKeyContext& key_context) {
-  return FindPrefix(token_ids, key_context, [this](absl::Span<const BlockKey> keys) {
-    return impl_->store->LookupAndLease(impl_->session.session, keys);
+  return LookupBlocks(
+      ComputeBlockKeys(impl_->Salted(key_context), token_ids, impl_->spec.block_tokens));
+}
+
+absl::StatusOr<std::unique_ptr<Sequence>> Worker::LookupBlocks(absl::Span<const BlockKey> keys) {
+  return FindPrefix(keys, [this](absl::Span<const BlockKey> batch) {
+    return impl_->store->LookupAndLease(impl_->session.session, batch);
   });
 }
 
@@ -250,8 +253,10 @@ absl::StatusOr<std::unique_ptr<Sequence>> Worker::Pull(const std::string& peer,
                                                        absl::Span<const int32_t> token_ids,
                                                        const BlockKeyContext& key_context,
                                                        PullOrder order) {
-  return FindPrefix(token_ids, key_context, [&](absl::Span<const BlockKey> keys) {
-    return impl_->store->PullBlocks(impl_->session.session, peer, keys, order);
+  const std::vector<BlockKey> keys =
+      ComputeBlockKeys(impl_->Salted(key_context), token_ids, impl_->spec.block_tokens);
+  return FindPrefix(keys, [&](absl::Span<const BlockKey> batch) {
+    return impl_->store->PullBlocks(impl_->session.session, peer, batch, order);
   });
 }
 
@@ -283,6 +288,36 @@ absl::StatusOr<std::unique_ptr<Sequence>> Worker::PutSequence(absl::Span<const i
     CERTKV_RETURN_IF_ERROR(PutTail(*sequence, tail_first, tail_count, layers));
   }
   return sequence;
+}
+
+absl::Status Worker::AppendBlocks(Sequence& sequence, absl::Span<const BlockKey> keys,
+                                  absl::Span<const uint16_t* const> originals) {
+  if (sequence.tail_.staging_slot >= 0 || keys.size() != originals.size()) {
+    return SequenceInvalid(absl::StrCat("AppendBlocks got ", keys.size(), " keys and ",
+                                        originals.size(), " blocks for a sequence with ",
+                                        sequence.tail_.token_count,
+                                        " tokens after its last whole block; one key for each "
+                                        "block, and a sequence without a tail"));
+  }
+  std::vector<BlockKey> chain;
+  for (const BlockHandle& block : sequence.blocks_) chain.push_back(block.key);
+  chain.insert(chain.end(), keys.begin(), keys.end());
+  const size_t batch_max = std::clamp(impl_->staging_layout.slot_count(), 1, kSealBatchBlocks);
+  for (size_t done = 0; done < keys.size();) {
+    const size_t batch = std::min(keys.size() - done, batch_max);
+    CERTKV_ASSIGN_OR_RETURN(
+        std::vector<int32_t> slots,
+        impl_->store->ReserveBlocks(impl_->session.session, static_cast<int32_t>(batch)));
+    for (size_t i = 0; i < batch; ++i) {
+      std::memcpy(impl_->staging.data() + impl_->staging_layout.key_offset(slots[i], 0, 0),
+                  originals[done + i], impl_->staging_layout.slot_bytes());
+    }
+    CERTKV_RETURN_IF_ERROR(
+        AddSealed(sequence, chain, static_cast<int64_t>(sequence.blocks_.size()), slots));
+    done += batch;
+    sequence.token_count_ += static_cast<int64_t>(batch) * impl_->spec.block_tokens;
+  }
+  return absl::OkStatus();
 }
 
 absl::Status Worker::AppendToken(Sequence& sequence, absl::Span<const int32_t> token_ids,
@@ -397,6 +432,9 @@ absl::Status Worker::RepairBlocks(const Sequence& sequence) {
 
 const CacheSpec& Worker::spec() const { return impl_->spec; }
 const SpecDigest& Worker::spec_digest() const { return impl_->digest; }
+BlockKeyContext Worker::KeyContext(int32_t rank) const {
+  return {.spec_digest = impl_->digest, .rank = rank, .tenant_salt = impl_->tenant_salt};
+}
 const Options& Worker::options() const { return impl_->options; }
 const SlabLayout& Worker::device_layout() const { return impl_->device_layout; }
 const SlabLayout& Worker::backing_layout() const { return impl_->backing_layout; }

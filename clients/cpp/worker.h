@@ -108,6 +108,19 @@ class Worker {
   absl::StatusOr<std::unique_ptr<Sequence>> Lookup(absl::Span<const int32_t> token_ids,
                                                    const BlockKeyContext& key_context);
 
+  // The same for keys that the caller has made, each block's with ComputeBlockKey of this worker's
+  // KeyContext and extra keys of its own: the longest prefix of that chain.
+  absl::StatusOr<std::unique_ptr<Sequence>> LookupBlocks(absl::Span<const BlockKey> keys);
+
+  // Writes and seals whole blocks after the sequence's last, in calls of some blocks each: blocks
+  // of calls that went well stay sealed and leased when a later one fails. originals[i] points at
+  // one block's original records, layer by layer, KV head by KV head: keys [block_tokens][d], then
+  // values [block_tokens][d_v].
+  // Errors: InvalidArgument [SEQUENCE_INVALID], the sequence has a tail, or there aren't as many
+  //         keys as blocks; as PutSequence.
+  absl::Status AppendBlocks(Sequence& sequence, absl::Span<const BlockKey> keys,
+                            absl::Span<const uint16_t* const> originals);
+
   // Has the store fetch what it lacks of the prefix from another store, which its config names,
   // then as Lookup. Blocks that came stay when a later call or batch fails. Errors: InvalidArgument
   // [BULK_PEER_UNKNOWN]; Unavailable [BULK_DISCONNECTED]; DataLoss [BULK_BLOCK_DAMAGED]; and others
@@ -151,6 +164,9 @@ class Worker {
 
   const CacheSpec& spec() const;
   const SpecDigest& spec_digest() const;
+  // What keys of this worker's blocks depend on: DefaultKeyContext with its tenant's salt, and
+  // `rank`, the tensor-parallel rank whose KV heads the blocks hold.
+  BlockKeyContext KeyContext(int32_t rank) const;
   const Options& options() const;  // targets resolved
 
   // The maps, for in-process reads. Writing to a slab dies; the staging map is this worker's own.
@@ -168,7 +184,7 @@ class Worker {
   explicit Worker(std::unique_ptr<Impl> impl);
   // A sequence of what `find` finds of each batch of keys.
   absl::StatusOr<std::unique_ptr<Sequence>> FindPrefix(
-      absl::Span<const int32_t> token_ids, const BlockKeyContext& key_context,
+      absl::Span<const BlockKey> keys,
       const std::function<absl::StatusOr<LeasedBlocks>(absl::Span<const BlockKey>)>& find);
   absl::Status AddSealed(Sequence& sequence, absl::Span<const BlockKey> keys, int64_t first_block,
                          absl::Span<const int32_t> slots);

@@ -11,6 +11,7 @@ An output is certified within tolerance, or exact, or an exception. `certkv.aio`
 asyncio.
 """
 
+from certkv._block_chain import BlockChain, block_elements
 from certkv._client import Client, Sequence
 from certkv._embedded import EmbeddedServer, embedded, find_certkvd
 from certkv._errors import (
@@ -36,6 +37,7 @@ from certkv._spec import CacheSpec, LayerSpec
 __all__ = [
     "AbortedError",
     "Attention",
+    "BlockChain",
     "CERTIFICATE_DTYPE",
     "CacheSpec",
     "Client",
@@ -60,6 +62,7 @@ __all__ = [
     "UnauthenticatedError",
     "UnavailableError",
     "__version__",
+    "block_elements",
     "default_target",
     "embedded",
     "find_certkvd",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Sequence as AnySequence
 from typing import Any, Optional
@@ -9,6 +10,7 @@ from typing import Any, Optional
 import numpy as np
 
 from certkv import _native
+from certkv._block_chain import BlockChain
 from certkv._reads import Attention, Read, ReadRequest, native_reads
 from certkv._request import Request
 from certkv._spec import CacheSpec
@@ -68,6 +70,7 @@ class Client:
         self._options = {**_DEFAULTS, "kvstore_target": target, **options}
         self._native = _native.attach(spec, self._options)
         self._children: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._children_lock = threading.Lock()
 
     def put_sequence(
         self, token_ids: AnySequence[int] | ArrayLike, layers: AnySequence[LayerKv]
@@ -96,6 +99,32 @@ class Client:
         """The longest prefix of whole blocks that the store has, leased; it may be empty."""
         return self._sequence(self._native.lookup(token_ids))
 
+    def block_keys(
+        self,
+        token_ids: AnySequence[int] | ArrayLike,
+        extra_keys: AnySequence[bytes] = (),
+        parent: bytes = b"",
+        rank: int = 0,
+    ) -> list[bytes]:
+        """Keys of the whole blocks of `token_ids`, 32 bytes each; a rest makes no block.
+
+        Args:
+            token_ids: as put_sequence.
+            extra_keys: what else each block's content depends on, such as an engine's own block
+                hash, at most 1024 bytes each; () = nothing. Blocks of other extra keys, or none,
+                are others.
+            parent: key of the block before the first; b"" = the chain begins.
+            rank: tensor-parallel rank whose KV heads the blocks hold, >= 0.
+
+        Raises:
+            InvalidArgumentError: [ARRAY_INVALID | BLOCK_KEYS_INVALID | DIGEST_SIZE].
+        """
+        return self._native.block_keys(token_ids, list(extra_keys), parent, rank)
+
+    def lookup_blocks(self, keys: AnySequence[bytes]) -> BlockChain:
+        """The longest prefix of this chain that the store has, leased; it may be empty."""
+        return self._adopt(BlockChain(self._native.lookup_blocks(list(keys)), self.spec))
+
     def open_request(self, request_id: str, **terms: Any) -> Request:
         """Opens a request's account at gate, under whose tolerances its reads run.
 
@@ -119,10 +148,13 @@ class Client:
         return self._adopt(Attention(sequence._native, request._native))
 
     def close(self) -> None:
-        """Closes its sequences, attentions and requests, and ends the session. Idempotent."""
-        for kind in (Attention, Request, Sequence):
-            for child in [child for child in self._children if isinstance(child, kind)]:
-                child.close()
+        """Closes what it made and ends the session. Idempotent."""
+        with self._children_lock:
+            children = list(self._children)
+        for kind in (Attention, Request, Sequence, BlockChain):
+            for child in children:
+                if isinstance(child, kind):
+                    child.close()
         self._native.close()
 
     def __enter__(self) -> Client:
@@ -132,7 +164,8 @@ class Client:
         self.close()
 
     def _adopt(self, child: Any) -> Any:
-        self._children.add(child)
+        with self._children_lock:
+            self._children.add(child)
         return child
 
     def _sequence(self, native: Any) -> Sequence:

@@ -184,6 +184,13 @@ void Array::CheckLayout(const std::vector<int64_t>& strides_bytes, int64_t item_
   }
 }
 
+void* Array::MutableData() const {
+  if (buffer_ == nullptr || buffer_->readonly != 0) {
+    Refuse("is written into, and must be a writable array with the buffer protocol");
+  }
+  return buffer_->buf;
+}
+
 void Array::CheckShape(const std::vector<int64_t>& wanted, const char* axes) const {
   bool fits = wanted.size() == shape_.size();
   for (size_t i = 0; fits && i < wanted.size(); ++i) {

@@ -31,6 +31,9 @@ class Array {
   Array(Array&&) = default;
 
   const void* data() const { return data_; }
+  // The memory to write into. Throws InvalidArgument [ARRAY_INVALID] unless the array has the
+  // buffer protocol and can be written.
+  void* MutableData() const;
   Dtype dtype() const { return dtype_; }
   const std::vector<int64_t>& shape() const { return shape_; }
 

@@ -208,6 +208,8 @@ void DefineClient(py::module_& module) {
   py::class_<PyWorker>(module, "Worker")
       .def("put_sequence", &PutSequence)
       .def("lookup", &Lookup)
+      .def("block_keys", &BlockKeys)
+      .def("lookup_blocks", &LookupBlocks)
       .def("close", &PyWorker::Close)
       .def_property_readonly("is_closed", &PyWorker::is_closed);
   py::class_<PySequence>(module, "Sequence")

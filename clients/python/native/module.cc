@@ -12,6 +12,7 @@ PYBIND11_MODULE(_native, module) {
   python::RegisterStatusError();
   python::DefineSpec(module);
   python::DefineClient(module);
+  python::DefineBlockChain(module);
   python::DefineRequest(module);
   python::DefineAttention(module);
 }

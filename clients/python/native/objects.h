@@ -101,15 +101,31 @@ struct AttentionState {
   std::unique_ptr<client::Attention> attention;  // under sequence->mutex
 };
 
+// Leased blocks by key, without token ids: no reads are made of them.
+struct BlockChainState {
+  std::shared_ptr<client::Worker> worker;
+  absl::Mutex mutex;  // one call at a time
+  std::unique_ptr<client::Sequence> sequence ABSL_GUARDED_BY(mutex);
+};
+
 using PyWorker = Owned<client::Worker>;
 using PySequence = Owned<SequenceState>;
+using PyBlockChain = Owned<BlockChainState>;
 using PyRequest = Owned<client::Request>;
 using PyAttention = Owned<AttentionState>;
 
 void DefineSpec(pybind11::module_& module);
 void DefineClient(pybind11::module_& module);
+void DefineBlockChain(pybind11::module_& module);
 void DefineRequest(pybind11::module_& module);
 void DefineAttention(pybind11::module_& module);
+
+// Functions of Worker in block_chain.cc.
+std::vector<pybind11::bytes> BlockKeys(const PyWorker& self, const pybind11::object& token_ids,
+                                       const std::vector<pybind11::bytes>& extra_keys,
+                                       const pybind11::bytes& parent, int32_t rank);
+std::unique_ptr<PyBlockChain> LookupBlocks(const PyWorker& self,
+                                           const std::vector<pybind11::bytes>& keys);
 
 // Throws InvalidArgument [CACHE_SPEC_INVALID]. `spec` is a certkv.CacheSpec.
 CacheSpec SpecOf(const pybind11::object& spec);
