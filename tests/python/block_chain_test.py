@@ -167,3 +167,44 @@ def test_a_copy_from_a_store_that_is_gone_is_an_error():
         with pytest.raises(certkv.FailedPreconditionError) as raised:
             chain.copy(0, np.zeros((1, certkv.block_elements(client.spec)), np.uint16))
         assert raised.value.reason == "OBJECT_CLOSED"
+
+
+def flip_in_memory(pid, pattern):
+    """Flips a bit of the first occurrence of `pattern` in each of a process's memfds; how many."""
+    flipped = 0
+    with open(f"/proc/{pid}/maps", encoding="ascii") as maps, open(
+        f"/proc/{pid}/mem", "r+b", buffering=0
+    ) as memory:
+        for line in maps:
+            if "memfd:" not in line or "rw" not in line:
+                continue
+            first, last = (int(part, 16) for part in line.split()[0].split("-"))
+            memory.seek(first)
+            at = memory.read(last - first).find(pattern)
+            if at >= 0:
+                memory.seek(first + at)
+                memory.write(bytes([pattern[0] ^ 1]))
+                flipped += 1
+    return flipped
+
+
+@pytest.mark.parametrize("quantized", [False, True])
+def test_a_copy_of_changed_bytes_is_an_error(quantized):
+    config = "kvstore:\n  device_memory: 4MiB\n  backing_memory: 4MiB\n"
+    with certkv.embedded(config) as own, certkv.Client(make_chain_spec(), own.target) as client:
+        keys = client.block_keys(tokens(8, BLOCK_TOKENS))
+        chain = client.lookup_blocks(keys)
+        chain.append(keys, make_blocks(1, seed=8) & 0x3FFF)
+        out = np.zeros((1, certkv.block_elements(client.spec)), np.uint16)
+        chain.copy(0, out)
+        pattern = out[0, 500:532].tobytes()
+        if quantized:
+            # A tile's scan record has the lowest key of each channel, exact for float16.
+            keys = out.view(np.float16).reshape(SHAPE)[0, 0, 0, :64]
+            pattern = keys.min(axis=0)[:16].tobytes()
+        assert flip_in_memory(own.pid, pattern) >= 1
+        with pytest.raises(certkv.DataLossError) as raised:
+            chain.copy(0, out, quantized=quantized)
+        reason = "SCAN_CHECKSUM" if quantized else "ORIGINAL_CHECKSUM_MISMATCH"
+        assert raised.value.reason == reason
+
