@@ -5,7 +5,7 @@
 //   long         30 tiles and a tail: formats x contents x head dims, 16 heads
 //   adversary    queries along the residuals of keys, where half-widths have no room left
 //   trace        keys and values of a real model with queries of any of its heads and positions
-//   progressive  reads of `long` and `trace` that skip
+//   progressive  reads of `long` and `trace` that skip, and of keys at the ends of coarse steps
 //
 // Everything is compared with attention over the originals in double (tests/conformance). Before it
 // counts, the program halves certificates on purpose and must find them. Fails at a violation, with
@@ -238,7 +238,17 @@ void CheckTrace(const Trace& trace, bool skips, uint64_t seed, Findings* finding
   }
 }
 
+void CheckCoarseSteps(uint64_t seed, Findings* findings) {
+  const auto sequence = SequenceAgainstCoarseScan(seed, Backend::kCpu);
+  const SequenceRows original = OriginalRows(*sequence);
+  const SequenceRows served = ServedRows(*sequence, sequence->args(), 0);
+  for (const float tolerance : kTolerances) {
+    AddSkipping(*sequence, tolerance, original, served, findings);
+  }
+}
+
 void CheckProgressive(const Trace& trace, uint64_t seed, Findings* findings) {
+  if (seed % 4 == 1) return CheckCoarseSteps(seed, findings);
   if (seed % 2 == 0) return CheckTrace(trace, true, seed, findings);
   SequenceCase sequence(LongShape(seed), seed, Backend::kCpu);
   AddVariedReads(&sequence, seed, [&](const SequenceRows& original, const SequenceRows& served) {

@@ -9,7 +9,7 @@
 namespace certkv::cpu {
 
 // (1 + 2^-22) / n, rounded to float: its excess keeps every code from clipping.
-[[gnu::always_inline]] inline float LevelInverse(int level_max) {
+[[gnu::always_inline]] inline float LevelInverse(float level_max) {
   return static_cast<float>((1 + 0x1p-22) / level_max);
 }
 
@@ -21,7 +21,7 @@ struct Coding {
   typename V::F zero;
   typename V::F inverse;
 
-  [[gnu::always_inline]] void Choose(typename V::F min, typename V::F max, int level_max,
+  [[gnu::always_inline]] void Choose(typename V::F min, typename V::F max, float level_max,
                                      uint16_t* scale_bits, uint16_t* zero_bits) {
     V::StoreF16Down(zero_bits, min);
     for (int i = 0; i < V::kLanes; ++i) zero_bits[i] = zero_bits[i] == 0x8000 ? 0 : zero_bits[i];
@@ -31,6 +31,31 @@ struct Coding {
     const typename V::F product = V::Mul(range, V::Set(LevelInverse(level_max)));
     V::StoreF16Up(scale_bits, V::WhereAtLeast(range, least, product));
     Reload(scale_bits);
+  }
+  // The same for a channel of keys that are read at the middle of codes: `level_max` is 252 or 240,
+  // `centre` half of what it leaves of 255, so that min and max are read as they are.
+  [[gnu::always_inline]] void ChooseCentred(typename V::F min, typename V::F max, float level_max,
+                                            float centre, uint16_t* scale_bits,
+                                            uint16_t* zero_bits) {
+    Choose(min, max, 255, scale_bits, zero_bits);
+    const typename V::F range = V::Sub(max, zero);
+    const typename V::F step = V::Mul(range, V::Set(LevelInverse(level_max)));
+    const typename V::F margin = V::Mul(step, V::Set(centre));
+    Coding moved;
+    uint16_t moved_scale_bits[V::kLanes];
+    uint16_t moved_zero_bits[V::kLanes];
+    moved.Choose(V::Sub(min, margin), max, level_max + centre, moved_scale_bits, moved_zero_bits);
+    float product[V::kLanes];
+    float limit[V::kLanes];
+    V::Store(product, V::Mul(V::Sub(max, moved.zero), V::Set(LevelInverse(level_max + centre))));
+    V::Store(limit, V::Mul(range, V::Set(LevelInverse(level_max - centre))));
+    for (int i = 0; i < V::kLanes; ++i) {
+      if (!(product[i] <= limit[i])) continue;
+      scale_bits[i] = moved_scale_bits[i];
+      zero_bits[i] = moved_zero_bits[i];
+    }
+    Reload(scale_bits);
+    zero = V::LoadF16(zero_bits);
   }
   [[gnu::always_inline]] void Reload(const uint16_t* scale_bits) {
     scale = V::LoadF16(scale_bits);

@@ -36,7 +36,12 @@ void ChooseKeyCodings(QuantizeState& s) {
       max[c] = V::ReduceMax(high);
     }
     Coding<V> coding;
-    coding.Choose(V::Load(min), V::Load(max), 255, scale_bits + begin, zero_bits + begin);
+    if (s.code_centre == 0) {
+      coding.Choose(V::Load(min), V::Load(max), 255, scale_bits + begin, zero_bits + begin);
+    } else {
+      coding.ChooseCentred(V::Load(min), V::Load(max), s.code_level_max, s.code_centre,
+                           scale_bits + begin, zero_bits + begin);
+    }
   }
 }
 

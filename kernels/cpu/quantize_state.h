@@ -17,6 +17,7 @@ struct QuantizeState {
   const QuantizeTileArgs* args;
   bool bf16;                                             // originals are BF16
   float code_centre;                                     // AffineDepth of an affine key format
+  float code_level_max;                                  // its mask
   uint8_t band_of[kHeadDimMax];                          // witness band of each key channel
   alignas(64) uint16_t words[kHeadDimMax][kTileTokens];  // originals of the plane being encoded
   alignas(64) uint8_t codes[kHeadDimMax][kTileTokens];   // FP8 codes

@@ -223,7 +223,13 @@ int16_t EncodeWitnesses(const QuantizeState& state) {
 void EncodeKeys(const QuantizeKernels& kernels, QuantizeState* state, TileHeader* header) {
   const QuantizeTileArgs& args = *state->args;
   const TileLayout& layout = *args.layout;
-  state->code_centre = IsAffine(layout.key_format) ? AffineDepthOf(layout.key_format).centre : 0;
+  state->code_centre = 0;
+  state->code_level_max = 255;
+  if (IsAffine(layout.key_format)) {
+    const AffineDepth depth = AffineDepthOf(layout.key_format);
+    state->code_centre = depth.centre;
+    state->code_level_max = static_cast<float>(depth.mask);
+  }
   for (int i = 0; layout.witness_bands > 0 && i < layout.head_dim; ++i) {
     state->band_of[i] = static_cast<uint8_t>(WitnessBandOf(layout, i));
   }

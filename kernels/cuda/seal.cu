@@ -171,7 +171,7 @@ __global__ void __launch_bounds__(kBlockThreads)
   const TileLayout& layout = format.layout;
   const SealTile& tile = tiles[blockIdx.x];
   const SealMemory memory(bytes, layout);
-  EncodeKeys(format, tile, memory);
+  EncodeKeys(format, depths.depth[0], tile, memory);
   EncodeValues(format, tile, memory);
   __syncthreads();
   if (!Has16BitKeys(layout)) PackKeys(layout, tile, memory);

@@ -58,16 +58,32 @@ struct AffineCoding {
 };
 
 // Single float operations, in the order of docs/formats.md.
-__device__ inline AffineCoding ChooseCoding(float min, float max, int level_max) {
+__device__ inline float LevelInverse(float level_max) {
+  return static_cast<float>((1 + 0x1p-22) / level_max);
+}
+
+__device__ inline AffineCoding ChooseCoding(float min, float max, float level_max) {
   AffineCoding coding;
   coding.zero = code::FloatToF16RoundedDown(min);
   if (coding.zero == 0x8000) coding.zero = 0;
   coding.zero_value = code::F16ToFloat(coding.zero);
   const float range = max - coding.zero_value;
-  const float level_inverse = static_cast<float>((1 + 0x1p-22) / level_max);
-  coding.scale = range > 0 ? code::FloatToF16RoundedUp(range * level_inverse) : uint16_t{0};
+  coding.scale =
+      range > 0 ? code::FloatToF16RoundedUp(range * LevelInverse(level_max)) : uint16_t{0};
   coding.inverse = coding.scale != 0 ? 1.0f / code::F16ToFloat(coding.scale) : 0.0f;
   return coding;
+}
+
+__device__ inline AffineCoding ChooseKeyCoding(float min, float max, const AffineDepth& depth) {
+  const AffineCoding plain = ChooseCoding(min, max, 255);
+  if (depth.centre == 0) return plain;
+  const auto level_max = static_cast<float>(depth.mask);
+  const float range = max - plain.zero_value;
+  const float step = range * LevelInverse(level_max);
+  const float margin = depth.centre * step;
+  const AffineCoding moved = ChooseCoding(min - margin, max, level_max + depth.centre);
+  const float product = (max - moved.zero_value) * LevelInverse(level_max + depth.centre);
+  return product <= range * LevelInverse(level_max - depth.centre) ? moved : plain;
 }
 
 __device__ inline uint8_t ChooseCode(const AffineCoding& coding, float x) {
@@ -79,9 +95,9 @@ __device__ inline double SumOfLanes(double value) {
   return value;
 }
 
-// ---- Keys. A thread takes a channel.
-__device__ inline void EncodeKeys(const SealFormat& format, const SealTile& tile,
-                                  const SealMemory& memory) {
+// ---- Keys. A thread takes a channel. `depth` is that of an affine key format.
+__device__ inline void EncodeKeys(const SealFormat& format, const AffineDepth& depth,
+                                  const SealTile& tile, const SealMemory& memory) {
   const TileLayout& layout = format.layout;
   const auto key = [&](int t, int i) {
     return code::OriginalToFloat(format.original_dtype, tile.keys[t * tile.key_stride + i]);
@@ -99,7 +115,7 @@ __device__ inline void EncodeKeys(const SealFormat& format, const SealTile& tile
         min = fminf(min, key(t, i));
         max = fmaxf(max, key(t, i));
       }
-      const AffineCoding coding = ChooseCoding(min, max, 255);
+      const AffineCoding coding = ChooseKeyCoding(min, max, depth);
       StoreWord(tile.scan + layout.scale_offset + 2 * i, coding.scale);
       StoreWord(tile.scan + layout.zero_offset + 2 * i, coding.zero);
       for (int t = 0; t < kTileTokens; ++t) {
@@ -161,7 +177,7 @@ __device__ inline float EncodeRotatedRow(const SealFormat& format, const SealTil
     min = fminf(min, row[i]);
     max = fmaxf(max, row[i]);
   }
-  AffineCoding coding = ChooseCoding(-WarpMax(-min, 32), WarpMax(max, 32), is_v4 ? 15 : 255);
+  AffineCoding coding = ChooseCoding(-WarpMax(-min, 32), WarpMax(max, 32), is_v4 ? 15.0f : 255.0f);
   const bool is_encodable = (coding.zero & 0x7c00) != 0x7c00 && (coding.scale & 0x7c00) != 0x7c00;
   if (!is_encodable) coding.scale = coding.zero = 0;
   uint8_t* const scales = tile.detail + t / kSubBlockTokens * layout.sub_block_bytes +

@@ -10,6 +10,14 @@
 //   code  = rint((x - zero) * inverse), ties to even                        (2 floats)
 //   kLevelInverse(n) = (1 + 2^-22) / n, rounded to float. Its excess keeps range * inverse <= 255
 //   in spite of four roundings, so a code never clips. K6 and K4 store the upper 6 and 4 bits.
+// K6 and K4 are read at the middle of 4 or 16 codes: centre c = 1.5 or 7.5, and levels up to
+//   n = 252 or 240. So that min x and max x are read as they are, which are the keys of sinks:
+//   step   = range * kLevelInverse(n)                                              (float)
+//   zero'  = the largest fp16 <= min x - c * step                               (2 floats)
+//   range' = max x - zero'                                                         (float)
+//   and zero', range' in the place of zero, range with kLevelInverse(n + c), where
+//   range' * kLevelInverse(n + c) <= range * kLevelInverse(n - c)                 (2 floats)
+//   (not where fp16 is too coarse for a zero of its own).
 // FP8_E4M3 keys: code = e4m3(x / key_scale), the quotient one float division, saturating.
 // V4 and V8 values, per token: y = RotateHadamard<float>(x), then as a channel of keys is done,
 //   with kLevelInverse(15) or (255). When some |x| > 2^100, or zero or scale aren't finite fp16,
@@ -44,9 +52,9 @@ struct AffineCoding {
   float inverse;
 };
 
-float LevelInverse(int level_max) { return static_cast<float>((1 + 0x1p-22) / level_max); }
+float LevelInverse(float level_max) { return static_cast<float>((1 + 0x1p-22) / level_max); }
 
-AffineCoding ChooseCoding(float min, float max, int level_max) {
+AffineCoding ChooseCoding(float min, float max, float level_max) {
   AffineCoding coding;
   coding.zero = FloatToF16RoundedDown(min);
   if (coding.zero == 0x8000) coding.zero = 0;
@@ -55,6 +63,18 @@ AffineCoding ChooseCoding(float min, float max, int level_max) {
   coding.scale = range > 0 ? FloatToF16RoundedUp(range * LevelInverse(level_max)) : uint16_t{0};
   coding.inverse = coding.scale != 0 ? 1.0f / F16ToFloat(coding.scale) : 0.0f;
   return coding;
+}
+
+AffineCoding ChooseKeyCoding(float min, float max, const AffineDepth& depth) {
+  const AffineCoding plain = ChooseCoding(min, max, 255);
+  if (depth.centre == 0) return plain;
+  const auto level_max = static_cast<float>(depth.mask);
+  const float range = max - plain.zero_value;
+  const float step = range * LevelInverse(level_max);
+  const float margin = depth.centre * step;
+  const AffineCoding moved = ChooseCoding(min - margin, max, level_max + depth.centre);
+  const float product = (max - moved.zero_value) * LevelInverse(level_max + depth.centre);
+  return product <= range * LevelInverse(level_max - depth.centre) ? moved : plain;
 }
 
 uint32_t ChooseCode(const AffineCoding& coding, float x, int level_max) {
@@ -84,7 +104,7 @@ void EncodeAffineKeys(const QuantizeTileArgs& args) {
       min = std::min(min, Key(args, t, i));
       max = std::max(max, Key(args, t, i));
     }
-    const AffineCoding coding = ChooseCoding(min, max, 255);
+    const AffineCoding coding = ChooseKeyCoding(min, max, AffineDepthOf(args.layout->key_format));
     WriteKeyScaleAndZero(*args.layout, args.scan, i, coding.scale, coding.zero);
     for (int t = 0; t < kTileTokens; ++t) {
       const uint32_t code = ChooseCode(coding, Key(args, t, i), 255);

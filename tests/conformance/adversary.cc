@@ -1,10 +1,14 @@
 #include "tests/conformance/adversary.h"
 
 #include <cmath>
+#include <iterator>
+#include <random>
+#include <utility>
 
 #include "gtest/gtest.h"
 #include "kernels/core/half.h"
 #include "kernels/reference/tile_codec.h"
+#include "tests/conformance/shapes.h"
 
 namespace certkv::conformance {
 
@@ -50,6 +54,55 @@ std::vector<float> QueriesAgainstWitness(SequenceCase* sequence) {
     }
   }
   return queries;
+}
+
+std::unique_ptr<SequenceCase> SequenceAgainstCoarseScan(uint64_t seed, Backend quantizer) {
+  // Where the key x of a channel is level_max at most, its scale is 1 and coarse step n is
+  // [16 n + low, 16 n + high], for n > 0.
+  struct Steps {
+    const char* format;
+    int level_max;
+    int low;
+    int high;
+  };
+  constexpr Steps kSteps[] = {
+      {"K8V4", 255, 0, 15}, {"K8V8w4", 255, 0, 15}, {"K6V4w1", 252, -1, 13}, {"K4V4", 240, -7, 7}};
+  constexpr int32_t kDims[] = {64, 80, 96, 128};
+  std::mt19937_64 random(seed);
+  const Steps& steps = kSteps[random() % std::size(kSteps)];
+  SequenceShape shape = ShapeOfFormat(steps.format);
+  shape.head_dim = shape.value_dim = kDims[random() % std::size(kDims)];
+  shape.group_size = 8;
+  const int d = shape.head_dim;
+  const int64_t token_count = int64_t{kTileTokens} * static_cast<int64_t>(2 + random() % 15);
+  std::vector<bool> is_positive(d);
+  for (int i = 0; i < d; ++i) is_positive[i] = random() % 2 == 0;
+  std::vector<uint16_t> keys(token_count * d);
+  std::vector<uint16_t> values(token_count * d);
+  int level = 0;
+  for (int64_t t = 0; t < token_count; ++t) {
+    if (t % kSubBlockTokens == 0) level = 1 + static_cast<int>(random() % (random() % 14 + 1));
+    const auto place = static_cast<int>(t % kTileTokens);
+    const float value = random() % 4 == 0 ? 100.0f : 1.0f;
+    for (int i = 0; i < d; ++i) {
+      int x = is_positive[i] ? 16 * level + steps.high : 16 * (15 - level) + steps.low;
+      if (place < 2) x = is_positive[i] == (place == 0) ? 0 : steps.level_max;  // the range
+      keys[t * d + i] = FloatToF16(static_cast<float>(x));
+      values[t * d + i] = FloatToF16(random() % 2 == 0 ? value : -value);
+    }
+  }
+  auto sequence = std::make_unique<SequenceCase>(shape, SpecOfShape(shape), keys.data(), d,
+                                                 values.data(), d, token_count, quantizer);
+  // From the lowest level to the highest, logits differ by 1/4 to 64 nats.
+  std::uniform_real_distribution<float> exponent(-2, 6);
+  std::vector<float> queries(int64_t{shape.group_size} * d);
+  for (int g = 0; g < shape.group_size; ++g) {
+    const float step = std::exp2(exponent(random)) /
+                       (224.0f * static_cast<float>(d) * sequence->args().logit_scale);
+    for (int i = 0; i < d; ++i) queries[g * d + i] = is_positive[i] ? step : -step;
+  }
+  sequence->SetQueries(std::move(queries));
+  return sequence;
 }
 
 void AddReadWithCanary(Canary canary, Backend backend, const SequenceCase& sequence,

@@ -4,6 +4,7 @@
 #define CERTKV_TESTS_CONFORMANCE_ADVERSARY_H_
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "tests/conformance/bound_tally.h"
@@ -19,6 +20,12 @@ namespace certkv::conformance {
 std::vector<float> QueriesAgainstScales(SequenceCase* sequence, double share);
 // Against the witness: along the residual, where Cauchy-Schwarz is an equality in every band.
 std::vector<float> QueriesAgainstWitness(SequenceCase* sequence);
+
+// A sequence of random shape for a scan of coarse codes (affine formats): keys lie at the end of
+// their coarse step where the query is positive in their channel and at its beginning where it is
+// negative, so that logits are 7/8 of the coarse half-width above what the scan computes.
+// Sub-blocks lie at different levels: the lower ones are what a read skips.
+std::unique_ptr<SequenceCase> SequenceAgainstCoarseScan(uint64_t seed, Backend quantizer);
 
 // Which part of a certificate is made false, by a factor of 2.
 enum class Canary : uint8_t { kNone, kHalfWidth, kWorstCaseTv, kOutputBound };

@@ -80,13 +80,14 @@ std::unique_ptr<SequenceCase> OppositeTokens() {
   shape.tile_count = 1;
   shape.tail_count = 0;
   const CacheSpec spec = SpecOfShape(shape);
-  // Per channel: codes 0 and 255 span [0, 255]; tokens 0 and 1 sit at both ends of the first step
-  // of 16, decoded at its centre 7.5.
+  // Per channel: keys span [0, 240], so that scale is 1 and zero -7.5; tokens 0 and 1 sit at both
+  // ends of the codes 16 to 31, which are decoded at 16.
   std::vector<uint16_t> keys(kTileTokens * shape.head_dim, FloatToF16(0));
   std::vector<uint16_t> values(kTileTokens * shape.value_dim, FloatToF16(0));
   for (int i = 0; i < shape.head_dim; ++i) {
-    keys[1 * shape.head_dim + i] = FloatToF16(15);
-    keys[2 * shape.head_dim + i] = FloatToF16(255);
+    keys[0 * shape.head_dim + i] = FloatToF16(8.125f);
+    keys[1 * shape.head_dim + i] = FloatToF16(23.75f);
+    keys[2 * shape.head_dim + i] = FloatToF16(240);
     values[0 * shape.value_dim + i] = FloatToF16(1);
     values[1 * shape.value_dim + i] = FloatToF16(-1);
   }

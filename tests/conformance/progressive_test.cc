@@ -1,5 +1,6 @@
 // AttendProgressive on every path: what is skipped is covered by its bound, what is read keeps
 // Attend's contract, and the read isn't vacuous in either direction.
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <memory>
@@ -8,6 +9,7 @@
 #include "gtest/gtest.h"
 #include "kernels/core/half.h"
 #include "kernels/core/status.h"
+#include "tests/conformance/adversary.h"
 #include "tests/conformance/path.h"
 #include "tests/conformance/progressive_tally.h"
 #include "tests/conformance/shapes.h"
@@ -236,6 +238,18 @@ TEST_P(ProgressiveTest, BoundOfTheSkippedMassIsMetByTheCornerOfItsBox) {
   EXPECT_EQ(tally.violations(), 0) << tally.Summary();
   ASSERT_EQ(tally.looseness.size(), 1u);
   EXPECT_LT(tally.looseness[0], 0.05f) << tally.Summary();
+}
+
+TEST_P(ProgressiveTest, BoundOfTheSkippedMassIsNearlyMetAtTheEndsOfCoarseSteps) {
+  ProgressiveTally tally;
+  for (uint64_t seed = 0; seed < 12; ++seed) {
+    const auto sequence = SequenceAgainstCoarseScan(seed, Backend::kReference);
+    ASSERT_NO_FATAL_FAILURE(Add(*sequence, 0.2f, &tally));
+  }
+  EXPECT_EQ(tally.violations(), 0) << tally.Summary();
+  ASSERT_GT(tally.looseness.size(), 24u) << "something is skipped";
+  EXPECT_LT(*std::min_element(tally.looseness.begin(), tally.looseness.end()), 0.01f)
+      << tally.Summary();
 }
 
 TEST_P(ProgressiveTest, CanaryOfALoweredSkipBoundIsFound) {

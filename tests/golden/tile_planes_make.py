@@ -39,15 +39,35 @@ def f16_down(x):
     return -f16_up(-x)
 
 
-def encode_affine(x, levels):
-    """Codes of one group, and its scale and zero as fp16."""
-    zero = f16_down(x.min()) + np.float16(0)  # -0 + 0 is +0
+def level_inverse(levels):
+    return F32((1 + 2.0**-22) / levels)
+
+
+def encode_affine(x, levels, low=None):
+    """Codes of one group, and its scale and zero as fp16; `low` is x.min() where it isn't given."""
+    zero = f16_down(x.min() if low is None else low) + np.float16(0)  # -0 + 0 is +0
     spread = F32(x.max() - F32(zero))
-    scale = f16_up(F32(spread * F32((1 + 2.0**-22) / levels))) if spread > 0 else np.float16(0)
+    scale = f16_up(F32(spread * level_inverse(levels))) if spread > 0 else np.float16(0)
     inverse = F32(1) / F32(scale) if scale > 0 else F32(0)
     codes = np.rint(((x - F32(zero)).astype(F32) * inverse).astype(F32)).astype(int)
-    assert codes.min() >= 0 and codes.max() <= levels
+    assert codes.min() >= 0 and codes.max() <= min(255, levels + 0.5)
     return codes, scale, zero
+
+
+def encode_channel(x, key_format):
+    """Codes, scale and zero of one channel of affine keys."""
+    plain = encode_affine(x, 255)
+    if key_format == "K8":
+        return plain
+    levels, centre = (252, 1.5) if key_format == "K6" else (240, 7.5)
+    spread = F32(x.max() - F32(plain[2]))
+    step = F32(spread * level_inverse(levels))
+    low = F32(x.min() - F32(step * F32(centre)))
+    zero = f16_down(low) + np.float16(0)
+    wide = F32(x.max() - F32(zero))
+    if not F32(wide * level_inverse(levels + centre)) <= F32(spread * level_inverse(levels - centre)):
+        return plain
+    return encode_affine(x, levels + centre, low)
 
 
 def rotate(x):
@@ -134,7 +154,7 @@ def encode(key_format, value_format, dtype, d, dv):
         if key_format == "FP8_E4M3":
             codes = np.array([e4m3((row / F32(0.03)).astype(F32)) for row in keys])
         else:
-            columns = [encode_affine(keys[:, i], 255) for i in range(d)]
+            columns = [encode_channel(keys[:, i], key_format) for i in range(d)]
             codes = np.array([c[0] for c in columns]).T
             head = padded(np.array([c[1] for c in columns], "<f2").tobytes())
             head += padded(np.array([c[2] for c in columns], "<f2").tobytes())

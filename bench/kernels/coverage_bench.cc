@@ -1,0 +1,157 @@
+// certkv-bench-coverage: what share of a real model's reads each pair of formats certifies.
+//
+// Every query of a trace, of every layer and head, reads its range once, nothing repaired. A read
+// is covered at a tolerance when its worst_case_tv is within it. The true total variation of each
+// read is computed over the originals in double (tests/conformance); a bound below it is a
+// violation, and the program fails.
+#include <array>
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/flags/flag.h"
+#include "absl/flags/parse.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_split.h"
+#include "bench/kernels/bench_report.h"
+#include "clients/cli/trace.h"
+#include "kernels/core/check.h"
+#include "kernels/core/half.h"
+#include "kernels/core/slab_layout.h"
+#include "tests/conformance/bound_tally.h"
+#include "tests/conformance/sequence_case.h"
+
+ABSL_FLAG(std::string, trace, "tests/data/smollm2-135m-4-layers.safetensors", "the real model's");
+ABSL_FLAG(std::string, formats, "K8V4,K8V4w1,K6V4,K6V4w1,K6V4w4,K4V4,K4V4w4,FP8_E4M3w4",
+          "formats, with the bands of a witness after w");
+ABSL_FLAG(int32_t, every, 1, "use every so many-th query position");
+ABSL_FLAG(std::string, json, "", "file to write the results to");
+
+namespace certkv::bench {
+namespace {
+
+using namespace certkv::conformance;  // NOLINT: as in soundness_bench.cc
+
+constexpr std::array<double, 3> kTolerances = {0.2, 0.1, 0.05};
+
+// Of one pair of formats, over all reads.
+struct Coverage {
+  BoundTally tally;
+  std::array<int64_t, 3> covered{};
+  double bound_sum = 0;
+  double true_sum = 0;
+};
+
+void AddReads(SequenceCase* sequence, const cli::Trace& trace, int32_t layer, int32_t kv_head,
+              Coverage* coverage) {
+  const SequenceRows original = OriginalRows(*sequence);
+  const SequenceRows served = ServedRows(*sequence, sequence->args(), 0);
+  const int64_t size = int64_t{sequence->spec().group_size} * sequence->spec().head_dim;
+  FinishWorkspace workspace;
+  for (int32_t i = 0; i < trace.query_count(); i += absl::GetFlag(FLAGS_every)) {
+    const std::vector<float> queries = trace.Queries(layer, i);
+    sequence->SetQueries(
+        {queries.begin() + kv_head * size, queries.begin() + (kv_head + 1) * size});
+    sequence->SetRange(0, int64_t{trace.query_positions()[i]} + 1);
+    const AttendArgs& args = sequence->args();
+    ReadResult result(args);
+    result.Run(Backend::kCpu, args);
+    for (int g = 0; g < args.group_size; ++g) {
+      const Certificate certificate = FinishHead(Backend::kCpu, args, g, result, 0, &workspace);
+      const HeadAttention exact = AttendExactly(original, args, g);
+      const HeadAttention quantized = AttendExactly(served, args, g);
+      AddHead(args, g, result, certificate, exact, quantized, &coverage->tally);
+      coverage->bound_sum += certificate.worst_case_tv;
+      coverage->true_sum += TotalVariation(exact, quantized);
+      for (size_t k = 0; k < kTolerances.size(); ++k) {
+        coverage->covered[k] += certificate.worst_case_tv <= kTolerances[k] ? 1 : 0;
+      }
+    }
+  }
+}
+
+nlohmann::json Measure(const cli::Trace& trace, const std::string& format) {
+  const std::vector<std::string> parts = absl::StrSplit(format, 'w');
+  const auto choice = cli::ParseFormat(parts[0]);
+  SequenceShape shape;
+  CERTKV_CHECK(choice.ok() && parts.size() <= 2 &&
+                   (parts.size() == 1 || absl::SimpleAtoi(parts[1], &shape.witness_bands)),
+               "--formats has names such as K6V4 or, with a witness of 4 bands, K6V4w4");
+  shape.key_format = choice->key_format;
+  shape.value_format = choice->value_format;
+  CacheSpec spec = trace.MakeSpec(shape.key_format, shape.value_format);
+  for (LayerSpec& layer : spec.layers) layer.witness_bands = shape.witness_bands;
+  const int64_t stride = int64_t{spec.kv_head_count} * spec.head_dim;
+  const std::vector<client::LayerKv> layers = trace.Layers();
+  Coverage coverage;
+  for (int32_t layer = 0; layer < trace.layer_count(); ++layer) {
+    CacheSpec one = spec;
+    one.layers = {spec.layers[layer]};
+    for (int32_t h = 0; h < spec.kv_head_count; ++h) {
+      const auto* keys = static_cast<const uint16_t*>(layers[layer].keys) + h * spec.head_dim;
+      const auto* values = static_cast<const uint16_t*>(layers[layer].values) + h * spec.value_dim;
+      SequenceCase sequence(shape, one, keys, stride, values,
+                            int64_t{spec.kv_head_count} * spec.value_dim, trace.token_count(),
+                            Backend::kCpu);
+      AddReads(&sequence, trace, layer, h, &coverage);
+    }
+    absl::FPrintF(stderr, "\r%-10s layer %d of %d", format, layer + 1, trace.layer_count());
+  }
+  std::fputc('\r', stderr);
+  const auto reads = static_cast<double>(coverage.tally.reads);
+  const double tokens = static_cast<double>(spec.block_tokens) * spec.kv_head_count *
+                        static_cast<double>(spec.layers.size());
+  const double bytes = static_cast<double>(SlabLayout::SlotBytes(spec, SlabKind::kDevice)) / tokens;
+  const double original_bytes =
+      static_cast<double>(SlabLayout::SlotBytes(spec, SlabKind::kBacking)) / tokens;
+  return {{"name", format},
+          {"reads", coverage.tally.reads},
+          {"bytes_per_token", bytes},
+          {"capacity", original_bytes / bytes},
+          {"mean_worst_case_tv", coverage.bound_sum / reads},
+          {"mean_true_tv", coverage.true_sum / reads},
+          {"median_half_width_over_error", coverage.tally.MedianTightness()},
+          {"coverage_at_0.2", static_cast<double>(coverage.covered[0]) / reads},
+          {"coverage_at_0.1", static_cast<double>(coverage.covered[1]) / reads},
+          {"coverage_at_0.05", static_cast<double>(coverage.covered[2]) / reads},
+          {"violations", coverage.tally.violations()}};
+}
+
+int Main() {
+  const auto trace = cli::Trace::Open(absl::GetFlag(FLAGS_trace));
+  if (!trace.ok()) {
+    absl::FPrintF(stderr, "certkv-bench-coverage: %s\n", trace.status().ToString());
+    return 1;
+  }
+  nlohmann::json report = DescribeRun();
+  report["model"] = (*trace)->model();
+  report["layers"] = (*trace)->layer_count();
+  report["tokens"] = (*trace)->token_count();
+  int64_t violations = 0;
+  absl::PrintF("%-10s %9s %9s %8s %9s %9s  %5s %5s %5s\n", "format", "B/token", "capacity", "reads",
+               "bound", "true TV", ".2", ".1", ".05");
+  for (const std::string& format :
+       std::vector<std::string>(absl::StrSplit(absl::GetFlag(FLAGS_formats), ','))) {
+    const nlohmann::json row = Measure(**trace, format);
+    violations += row["violations"].get<int64_t>();
+    absl::PrintF("%-10s %9.1f %8.2fx %8d %9.4f %9.4f  %5.3f %5.3f %5.3f\n", format,
+                 row["bytes_per_token"].get<double>(), row["capacity"].get<double>(),
+                 row["reads"].get<int64_t>(), row["mean_worst_case_tv"].get<double>(),
+                 row["mean_true_tv"].get<double>(), row["coverage_at_0.2"].get<double>(),
+                 row["coverage_at_0.1"].get<double>(), row["coverage_at_0.05"].get<double>());
+    report["rows"].push_back(row);
+  }
+  if (!WriteReport(report, absl::GetFlag(FLAGS_json))) return 1;
+  if (violations > 0) absl::FPrintF(stderr, "%d VIOLATIONS\n", violations);
+  return violations == 0 ? 0 : 1;
+}
+
+}  // namespace
+}  // namespace certkv::bench
+
+int main(int argc, char** argv) {
+  absl::ParseCommandLine(argc, argv);
+  return certkv::bench::Main();
+}
