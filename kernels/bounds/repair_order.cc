@@ -82,7 +82,8 @@ double KeyRepair::Predict(int32_t block_count, bool decide_only) {
   options.tolerance = input_.tv_max;
   options.decide_only = decide_only;
   return WorstCaseTv(
-             TvAtoms<double, double>{input_.atoms.mass, half_width_, input_.atoms.top_token_mass},
+             TvAtoms<double, double>{input_.atoms.mass, half_width_, input_.atoms.top_token_mass,
+                                     input_.atoms.top_half_width},
              options, workspace_)
       .worst_case_tv;
 }

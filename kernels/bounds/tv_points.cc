@@ -205,7 +205,7 @@ bool TvAtomBins::AddPlainChunk(const Mass* mass, const Mass* top, const HalfWidt
 // Any chunk.
 template <typename Mass, typename HalfWidth>
 bool TvAtomBins::ScanChunk(const Mass* mass, const Mass* top, const HalfWidth* half_width,
-                           int64_t begin, int32_t count) {
+                           const HalfWidth* top_half_width, int64_t begin, int32_t count) {
   bool valid = true;
   for (int64_t i = begin; i < begin + count; ++i) {
     double rest = double{mass[i]} * scale_;
@@ -213,7 +213,10 @@ bool TvAtomBins::ScanChunk(const Mass* mass, const Mass* top, const HalfWidth* h
     const uint32_t bits = BitsOf(half_width[i]);
     valid &= rest >= 0 && token_mass >= 0 && !std::isnan(half_width[i]);
     if (token_mass > token_mass_min_) {
-      const TvToken displaced = KeepToken({token_mass, bits, i});
+      // Comparisons are false for NaN.
+      const bool has_own = top_half_width[i] >= 0 && top_half_width[i] <= half_width[i];
+      const uint32_t own_bits = has_own ? BitsOf(top_half_width[i]) : bits;
+      const TvToken displaced = KeepToken({token_mass, bits, i, own_bits});
       if (displaced.mass > 0) Deposit(displaced.atom, displaced.half_width_bits, displaced.mass);
       if (token_count_ == kTvHeavyTokensMax) token_mass_min_ = tokens_[token_count_ - 1].mass;
       rest -= token_mass;
@@ -229,6 +232,8 @@ bool TvAtomBins::Scan(const TvAtoms<Mass, HalfWidth>& atoms, double scale) {
   const Mass* const mass = atoms.mass.data();
   const HalfWidth* const half_width = atoms.half_width.data();
   const Mass* const top = atoms.top_token_mass.empty() ? mass : atoms.top_token_mass.data();
+  const HalfWidth* const top_half_width =
+      atoms.top_half_width.empty() ? half_width : atoms.top_half_width.data();
   exact_ = count <= kExactAtomsMax;
   cell_count_ = refined_count_ = token_count_ = 0;
   token_mass_min_ = unbounded_mass_ = 0;
@@ -239,10 +244,11 @@ bool TvAtomBins::Scan(const TvAtoms<Mass, HalfWidth>& atoms, double scale) {
   int64_t begin = 0;
   for (; begin + kChunkAtoms <= count; begin += kChunkAtoms) {
     if (exact_ || scale != 1 || !AddPlainChunk(mass, top, half_width, begin)) {
-      valid &= ScanChunk(mass, top, half_width, begin, kChunkAtoms);
+      valid &= ScanChunk(mass, top, half_width, top_half_width, begin, kChunkAtoms);
     }
   }
-  valid &= ScanChunk(mass, top, half_width, begin, static_cast<int32_t>(count - begin));
+  valid &=
+      ScanChunk(mass, top, half_width, top_half_width, begin, static_cast<int32_t>(count - begin));
   CollectCells();
   total_mass_ = SumMass();
   const double c_max = exact_ || cell_count_ == 0
@@ -290,7 +296,8 @@ template <typename Mass, typename HalfWidth>
 bool TvAtomBins::Load(const TvAtoms<Mass, HalfWidth>& atoms) {
   const size_t count = atoms.mass.size();
   if (count == 0 || count != atoms.half_width.size() ||
-      (!atoms.top_token_mass.empty() && count != atoms.top_token_mass.size())) {
+      (!atoms.top_token_mass.empty() && count != atoms.top_token_mass.size()) ||
+      (!atoms.top_half_width.empty() && count != atoms.top_half_width.size())) {
     return false;
   }
   if (!Scan(atoms, 1)) return false;

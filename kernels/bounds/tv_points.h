@@ -32,11 +32,15 @@ inline constexpr auto kTvBinnedMax = static_cast<float>(kTvHalfWidthMax);
 // One token taken out of the bins.
 struct TvToken {
   double mass = 0;               // on the scale of the bins
-  uint32_t half_width_bits = 0;  // as float; from kTvHalfWidthMax on it is unbounded
+  uint32_t half_width_bits = 0;  // of its atom, as float; from kTvHalfWidthMax on it is unbounded
   int64_t atom = -1;
+  uint32_t own_bits = 0;  // the token's own, at most its atom's
 
   double half_width() const { return std::bit_cast<float>(half_width_bits); }
   bool unbounded() const { return !(half_width() < kTvHalfWidthMax); }
+  // While it is set apart.
+  double own_half_width() const { return std::bit_cast<float>(own_bits); }
+  bool own_unbounded() const { return !(own_half_width() < kTvHalfWidthMax); }
 };
 
 class TvAtomBins {
@@ -111,8 +115,8 @@ class TvAtomBins {
   template <typename Mass, typename HalfWidth>
   bool AddPlainChunk(const Mass* mass, const Mass* top, const HalfWidth* half_width, int64_t begin);
   template <typename Mass, typename HalfWidth>
-  bool ScanChunk(const Mass* mass, const Mass* top, const HalfWidth* half_width, int64_t begin,
-                 int32_t count);
+  bool ScanChunk(const Mass* mass, const Mass* top, const HalfWidth* half_width,
+                 const HalfWidth* top_half_width, int64_t begin, int32_t count);
   void Deposit(int64_t atom, uint32_t bits, double mass);
   TvToken KeepToken(const TvToken& token);
   void CollectCells();

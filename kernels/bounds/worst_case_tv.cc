@@ -38,14 +38,14 @@ TvFixedPart FixTokens(const TvAtomBins& bins, int32_t heavy_count, uint32_t in_s
     const TvToken& token = bins.token(k);
     const double mass = bins.share(token);
     if ((in_set >> k & 1) == 0) {
-      if (!token.unbounded()) fixed.shrunk += mass * std::exp(-token.half_width());
+      if (!token.own_unbounded()) fixed.shrunk += mass * std::exp(-token.own_half_width());
       continue;
     }
     fixed.mass += mass;
-    if (token.unbounded()) {
+    if (token.own_unbounded()) {
       fixed.unbounded = true;
     } else {
-      fixed.grown += mass * std::exp(token.half_width());
+      fixed.grown += mass * std::exp(token.own_half_width());
     }
   }
   return fixed;

@@ -19,7 +19,8 @@
 //     when it costs more than the gap (tv_points.h).
 //   Heavy tokens. Splitting is loose when one token holds much of the mass. The up to 6 heaviest
 //     tokens of mass >= 1/64 are put wholly into S or out of it, in all 2^H ways, only when the
-//     relaxation alone misses the tolerance, one token more at a time until it is met.
+//     relaxation alone misses the tolerance, one token more at a time until it is met. A token that
+//     is set apart may have a half-width of its own, smaller than that of its atom.
 //
 // Rounding: up. A sum of n doubles of one sign loses n 2^-53 of itself, exp 2^-52, and every bound
 //   is raised by (n + 64) 2^-51 of the terms it was summed from, times 1 + c_max with bins. So the
@@ -27,7 +28,8 @@
 //   relaxation by at most `gap`, and by about half of it more with bins.
 // Bad input is the worst case, never less:
 //   NaN anywhere, a negative or infinite mass, masses that sum to 0, no atom, or spans of different
-//   lengths -> 1;  a negative half-width -> +infinity;  +infinity or anything from
+//   lengths -> 1;  a top_half_width that is NaN, negative or above its atom's -> the atom's;  a
+//   negative half-width -> +infinity;  +infinity or anything from
 //   kTvHalfWidthMax = 256 nats on -> its limit, an atom that can take all the probability. An atom
 //   of mass 0 is absent. A mass that underflowed is not 0: pass doubles when logits differ by 80
 //   nats.
@@ -57,6 +59,9 @@ struct TvAtoms {
   // may be heavy: an atom of several tokens can be split between S and its complement.
   // Empty = every atom is one token.
   absl::Span<const Mass> top_token_mass;
+  // Half-width of that token where it is less than its atom's; used while the token is set apart.
+  // Empty = the atom's.
+  absl::Span<const HalfWidth> top_half_width = {};
 };
 
 struct WorstCaseTvOptions {

@@ -269,6 +269,60 @@ TEST(WorstCaseTvTest, TopTokenMassOutsideItsRangeIsClampedOrRefused) {
   EXPECT_EQ(with_top({0.9}), 1);
 }
 
+TEST(WorstCaseTvTest, ATokenThatIsSetApartHasAHalfWidthOfItsOwn) {
+  // A sink that is read well, in an atom that is not.
+  const std::vector<double> mass = {0.9, 0.1};
+  const std::vector<double> half_width = {1.0, 0.3};
+  const std::vector<double> top = {0.88, 0.01};
+  const auto with_own = [&](double own) {
+    const std::vector<double> owns = {own, 0.3};
+    return WorstCaseTv(TvAtoms<double, double>{mass, half_width, top, owns}).worst_case_tv;
+  };
+  const double without = WorstCaseTv(TvAtoms<double, double>{mass, half_width, top}).worst_case_tv;
+  EXPECT_LT(with_own(0.01), 0.5 * without);
+  EXPECT_GE(with_own(0.01), WorstCaseTvByEnumeration({0.88, 0.02, 0.1}, {0.01, 1.0, 0.3}));
+  EXPECT_EQ(with_own(1.0), without);
+  for (const double bad : {1.5, -0.1, kNan, kInf}) EXPECT_EQ(with_own(bad), without) << bad;
+  const std::vector<double> one = {0.1};
+  EXPECT_EQ(WorstCaseTv(TvAtoms<double, double>{mass, half_width, top, one}).worst_case_tv, 1);
+}
+
+TEST(WorstCaseTvTest, CoversEverySetOfTokensWhenTopTokensHaveTheirOwnHalfWidths) {
+  std::mt19937_64 random(41);
+  std::uniform_real_distribution<double> uniform;
+  int tighter = 0;
+  for (int n = 0; n < 300; ++n) {
+    std::vector<double> token_mass, token_width, mass, half_width, top, own;
+    while (token_mass.size() < 12) {
+      mass.push_back(0);
+      half_width.push_back(0);
+      top.push_back(0);
+      own.push_back(0);
+      for (uint64_t k = 0; k < 1 + random() % 3; ++k) {
+        const double m = std::exp(6 * uniform(random) - 6);
+        const double c = std::exp(4 * uniform(random) - 3.5);
+        token_mass.push_back(m);
+        token_width.push_back(c);
+        mass.back() += m;
+        half_width.back() = std::max(half_width.back(), c);
+        if (m > top.back()) {
+          top.back() = m;
+          own.back() = c;
+        }
+      }
+    }
+    const double exact = WorstCaseTvByEnumeration(token_mass, token_width);
+    const double with =
+        WorstCaseTv(TvAtoms<double, double>{mass, half_width, top, own}).worst_case_tv;
+    const double without =
+        WorstCaseTv(TvAtoms<double, double>{mass, half_width, top}).worst_case_tv;
+    ASSERT_GE(with, exact - 1e-12) << "case " << n;
+    ASSERT_LE(with, without + 1e-4) << "case " << n;
+    if (with < without - 0.01) ++tighter;
+  }
+  EXPECT_GT(tighter, 100);
+}
+
 TEST(WorstCaseTvTest, EnumeratesNothingWhenTheRelaxationMeetsTheTolerance) {
   WorstCaseTvOptions options;
   options.tolerance = 0.2;

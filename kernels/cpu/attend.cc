@@ -160,6 +160,7 @@ void ClearUntouched(AttendState* s) {
   std::fill_n(result.block_lse, atoms, 0.0f);
   std::fill_n(result.block_max_logit, atoms, -kInfinity);
   std::fill_n(result.logit_half_width, atoms, 0.0f);
+  if (result.top_half_width != nullptr) std::fill_n(result.top_half_width, atoms, 0.0f);
   std::fill_n(s->atom_ref, atoms, 0.0f);
   std::fill_n(result.tile_value_error, heads * args.tile_count, 0.0f);
   std::fill_n(s->tile_ref, heads * args.tile_count, 0.0f);
@@ -219,6 +220,7 @@ void FinishHead(const AttendState& s, const AttendKernels& kernels, int32_t sink
   result.block_lse[sink] = sink_logit;
   result.block_max_logit[sink] = sink_logit;
   result.logit_half_width[sink] = 0;
+  if (result.top_half_width != nullptr) result.top_half_width[sink] = 0;
 
   const bool known = !head.poisoned && head.mass > 0;
   result.lse_nat[g] =

@@ -125,6 +125,7 @@ void ScoreTile(AttendState& s, const Unit& unit, const UnitSources& sources, Hea
       width.slack = reach <= kReachMax ? roundings * kUnitRoundoff * reach : __builtin_inff();
     }
     for (float& r : width.residual) r = residual;
+    width.tile = residual;
     if (V::kCertified && layout.witness_bands > 0)
       ApplyWitness<V>(s, g, header->witness_exponent, width.residual);
   }
@@ -244,9 +245,14 @@ void RunTile(AttendState& s, int tile_index, Prefetcher<V>& prefetch) {
   ScoreTile<V>(s, unit, sources, widths, prefetch);
   const bool rotated = s.value_levels > 0;
   if (rotated) LoadValueScales<V>(s, tile, &unit);
+  const bool bounds_tops =
+      V::kCertified && args.layout->witness_bands > 0 && s.result->top_half_width != nullptr;
   uint32_t reading = 0;
   for (int g = 0; g < args.group_size; ++g) {
     BoundHead<V>(s, g, unit, widths[g]);
+    if (bounds_tops && (sources.head[g] & kSourceOriginalKeys) == 0) {
+      BoundTopTokens<V>(s, g, unit, tile.scan, widths[g]);
+    }
     const bool quantized = rotated && (sources.head[g] & kSourceOriginalValues) == 0;
     if (WeighHead<V>(s, g, unit, quantized)) reading |= 1u << g;
     if (__builtin_expect(s.heads[g].poisoned, 0)) {

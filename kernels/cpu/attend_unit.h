@@ -24,17 +24,27 @@ template <typename V, int kHeads = 1, typename Body>
 // Half-width of one head's atom before caps: what is known of the residuals, and the rest.
 struct HeadWidth {
   float residual[kSubBlocksPerTile];
+  float tile;  // residual of any token of the tile, without witnesses
   float slack;
 };
+
+// What the atom's half-width has beside the residual.
+[[gnu::always_inline]] inline float SlackOf(const AttendArgs& args, const HeadWidth& width) {
+  const float slack = width.slack + kWeightSlackNat;
+  return args.soft_cap > 0 ? slack + args.soft_cap * kSoftCapSlack : slack;
+}
+[[gnu::always_inline]] inline float HalfWidthOf(float residual, float slack) {
+  const float c = (residual + slack) * kHalfWidthInflation;
+  return c <= kLogitHalfWidthMaxNat ? c : __builtin_inff();
+}
 
 // Caps the logits, hides those outside the range and writes the half-widths of head g's atoms.
 template <typename V>
 void BoundHead(AttendState& s, int g, const Unit& unit, const HeadWidth& width) {
   const AttendArgs& args = *s.args;
   float* scores = s.scores + g * kTileTokens;
-  float slack = width.slack + kWeightSlackNat;
+  const float slack = SlackOf(args, width);
   if (args.soft_cap > 0) {
-    slack += args.soft_cap * kSoftCapSlack;
     for (int t = 0; t < kTileTokens; t += V::kLanes) {
       V::Store(scores + t, SoftCap<V>(V::Load(scores + t), args.soft_cap));
     }
@@ -50,9 +60,11 @@ void BoundHead(AttendState& s, int g, const Unit& unit, const HeadWidth& width) 
   const int atom_tokens = kTileTokens / unit.atoms;
   for (int a = 0; a < unit.atoms; ++a) {
     const bool empty = unit.last <= a * atom_tokens || unit.first >= (a + 1) * atom_tokens;
-    const float c = (width.residual[a] + slack) * kHalfWidthInflation;
-    half_widths[a] = empty ? 0.0f : c <= kLogitHalfWidthMaxNat ? c : __builtin_inff();
+    half_widths[a] = empty ? 0.0f : HalfWidthOf(width.residual[a], slack);
   }
+  if (s.result->top_half_width == nullptr) return;
+  float* tops = s.result->top_half_width + int64_t{g} * s.atom_count + unit.first_atom;
+  for (int a = 0; a < unit.atoms; ++a) tops[a] = half_widths[a];
 }
 
 // An atom whose logits couldn't be computed: everything about it is unknown.

@@ -6,6 +6,7 @@
 
 #include "kernels/core/witness.h"
 #include "kernels/cpu/attend_state.h"
+#include "kernels/cpu/attend_unit.h"
 
 namespace certkv::cpu {
 
@@ -72,6 +73,49 @@ void ApplyWitness(AttendState& s, int g, int exponent, float* residual) {
   for (int b = 0; b < kSubBlocksPerTile; ++b) {
     const float width = widths[b] * scale;
     if (width < residual[b]) residual[b] = width;  // a NaN changes nothing
+  }
+}
+
+// A token of 1/64 of the mass is at most 2^6 below the head's reference, which is rounded up to an
+// integer and grows: what is further below is not worth a half-width of its own.
+inline constexpr float kTopExponent = -7.0f;
+
+// After BoundHead: lowers the half-width of the token that has the largest logit of its sub-block
+// to what its own witness says, where the token may turn out heavy.
+template <typename V>
+void BoundTopTokens(AttendState& s, int g, const Unit& unit, const uint8_t* scan,
+                    const HeadWidth& width) {
+  const int exponent = reinterpret_cast<const TileHeader*>(scan)->witness_exponent;
+  if (exponent == kWitnessExponentUnknown || exponent > 100) return;
+  const float scale = __builtin_ldexpf(1.0f, exponent < -100 ? -100 : exponent);
+  const TileLayout& layout = *s.args->layout;
+  const float* scores = s.scores + g * kTileTokens;
+  typename V::F maxima[kSubBlocksPerTile];
+  for (int b = 0; b < kSubBlocksPerTile; ++b) {
+    maxima[b] = V::Load(scores + b * kSubBlockTokens);
+    for (int t = V::kLanes; t < kSubBlockTokens; t += V::kLanes) {
+      maxima[b] = V::Max(maxima[b], V::Load(scores + b * kSubBlockTokens + t));
+    }
+  }
+  float largest[kSubBlocksPerTile];
+  V::ReduceMax4(maxima[0], maxima[1], maxima[2], maxima[3], largest);
+  float* tops = s.result->top_half_width + int64_t{g} * s.atom_count + unit.first_atom;
+  const float faint_below = s.heads[g].ref + kTopExponent;
+  for (int b = 0; b < kSubBlocksPerTile; ++b) {
+    if (largest[b] * kLog2E < faint_below) continue;
+    int t = 0;
+    while (t < kSubBlockTokens && scores[b * kSubBlockTokens + t] != largest[b]) ++t;
+    if (t == kSubBlockTokens) continue;  // NaN
+    const uint8_t* codes =
+        scan + layout.witness_offset + b * layout.witness_bands * kSubBlockTokens + t;
+    float sum = 0;
+    for (int band = 0; band < layout.witness_bands; ++band) {
+      sum += s.witness_table[codes[band * kSubBlockTokens]] * s.heads[g].band_norm[band];
+    }
+    const float residual = sum * scale;
+    const float own =
+        HalfWidthOf(residual < width.tile ? residual : width.tile, SlackOf(*s.args, width));
+    if (own < tops[b]) tops[b] = own;
   }
 }
 

@@ -30,9 +30,10 @@ constexpr int32_t kFloatAtomsMax = 1 << 17;
 // Above this slack a float mass says too little.
 constexpr float kDeltaMax = 0x1p-6f;
 
-// Sets the heavy tokens apart: at most 1 / heavy_mass_min of them. Returns the largest price of
-// one.
-double FindHeavyTokens(const FinishArgs& args, const FinishMasses& masses, float* top) {
+// Sets the heavy tokens apart, with half-widths of their own: at most 1 / heavy_mass_min of them.
+// Returns the largest price of one.
+double FindHeavyTokens(const FinishArgs& args, const FinishMasses& masses, float* top,
+                       float* top_half_width) {
   const float heavy_mass_min =
       static_cast<float>(WorstCaseTvOptions{}.heavy_mass_min * 0.99) * masses.total;
   double price_max = 0;
@@ -43,6 +44,7 @@ double FindHeavyTokens(const FinishArgs& args, const FinishMasses& masses, float
       if (masses.mass[j] < heavy_mass_min) continue;
       if (j == args.sink_index) {
         top[j] = masses.mass[j];
+        top_half_width[j] = masses.half_width[j];
         continue;
       }
       const double distance = double{args.block_max_logit[j]} - masses.largest_lse;
@@ -51,6 +53,10 @@ double FindHeavyTokens(const FinishArgs& args, const FinishMasses& masses, float
       const double price = 2 * std::expm1(delta) * (1 + std::exp(2.0 * masses.half_width[j]));
       if (mass < heavy_mass_min || !(price <= kHeavyPriceMax)) continue;
       top[j] = mass;
+      top_half_width[j] = masses.half_width[j];
+      if (args.top_half_width != nullptr && args.top_half_width[j] < args.logit_half_width[j]) {
+        top_half_width[j] = ToFloatRoundedUp(KnownOrInfinity(args.top_half_width[j]) + delta);
+      }
       price_max = std::max(price_max, price);
     }
   }
@@ -64,8 +70,8 @@ double BoundTv(CpuIsa isa, const FinishArgs& args, FinishWorkspace* workspace) {
   FinishWorkspace::State& state = *workspace->state();
   const int64_t chunks = (int64_t{args.atom_count} + kFinishChunk - 1) / kFinishChunk;
   if (static_cast<int64_t>(state.chunk_mass_max.size()) < chunks) {
-    for (std::vector<float>* array :
-         {&state.float_mass, &state.float_top, &state.float_half_width}) {
+    for (std::vector<float>* array : {&state.float_mass, &state.float_top, &state.float_half_width,
+                                      &state.float_top_half_width}) {
       array->resize(chunks * kFinishChunk);
     }
     state.chunk_mass_max.resize(chunks);
@@ -85,7 +91,8 @@ double BoundTv(CpuIsa isa, const FinishArgs& args, FinishWorkspace* workspace) {
   const double rounding =
       kClampedShare + (1 + double{masses.delta_max}) * (1 + 0x1p-8) * masses.slack / masses.total;
   std::fill_n(state.float_top.data(), args.atom_count, 0.0f);
-  const double heavy = FindHeavyTokens(args, masses, state.float_top.data());
+  const double heavy =
+      FindHeavyTokens(args, masses, state.float_top.data(), state.float_top_half_width.data());
   WorstCaseTvOptions options;
   options.tolerance = std::max(0.0, double{args.tv_tolerance} - rounding - heavy);
   options.gap = kGap;
@@ -94,6 +101,7 @@ double BoundTv(CpuIsa isa, const FinishArgs& args, FinishWorkspace* workspace) {
   atoms.mass = {masses.mass, count};
   atoms.half_width = {masses.half_width, count};
   atoms.top_token_mass = {state.float_top.data(), count};
+  atoms.top_half_width = {state.float_top_half_width.data(), count};
   const WorstCaseTvResult worst = WorstCaseTv(atoms, options, &state.tv);
   const double bound = worst.worst_case_tv + rounding + (worst.heavy_tokens_used > 0 ? heavy : 0);
   return bound <= 1 ? bound : 1;

@@ -156,6 +156,7 @@ __device__ inline void WriteUntouched(const AttendRead& read, int g, float sink)
     result.block_lse[place] = is_sink ? sink : -kInfinity;
     result.block_max_logit[place] = is_sink ? sink : -kInfinity;
     result.logit_half_width[place] = 0;
+    if (result.top_half_width != nullptr) result.top_half_width[place] = 0;
   }
 }
 

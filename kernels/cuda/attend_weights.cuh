@@ -25,6 +25,7 @@ inline constexpr float kAbsentExponent = -100.0f;
 // sub-block are the same in all lanes that hold its tokens.
 struct TokenWeights {
   bool is_in_range[kSlots];
+  bool is_top[kSlots];           // has the atom's largest logit
   float atom_max[kSlots];        // largest logit, nats
   float atom_ref[kSlots];        // log2 units, an integer; kRefNone when empty
   float weight[kSlots];          // relative to 2^atom_ref
@@ -61,6 +62,7 @@ __device__ inline TokenWeights WeighTokens(const AttendRead& read, const BlockMe
     w.atom_max[0] = w.atom_max[1] = fmaxf(max, __shfl_xor_sync(~0u, max, kSubBlockTokens));
   }
   for (int k = 0; k < kSlots; ++k) {
+    w.is_top[k] = w.is_in_range[k] && logit[k] == w.atom_max[k];
     w.atom_ref[k] = w.atom_max[k] == -kInfinity ? kRefNone : ceilf(w.atom_max[k] * kLog2E);
     w.weight[k] = w.is_in_range[k] ? Exp2(fmaf(logit[k], kLog2E, -w.atom_ref[k])) : 0.0f;
     w.sub_block_mass[k] = w.atom_mass[k] = WarpSum(w.weight[k], kSubBlockTokens);
@@ -106,7 +108,7 @@ __device__ inline float ScaleHalfWidth(const AttendRead& read, const BlockMemory
   return __fmul_ru(scaled, read.args.logit_scale);
 }
 
-// Half-width that the witnesses of a slot's sub-block allow: the largest of its 16 tokens.
+// Half-width that the witness of the lane's token in a slot allows.
 __device__ inline float WitnessHalfWidth(const AttendRead& read, const BlockMemory& memory,
                                          const Unit& unit, int g, int slot) {
   const int bands = read.layout.witness_bands;
@@ -122,13 +124,13 @@ __device__ inline float WitnessHalfWidth(const AttendRead& read, const BlockMemo
     width = norm < kInfinity ? __fmaf_ru(memory.band_norm[g * kWitnessBandsMax + b], norm, width)
                              : kInfinity;
   }
-  return WarpMax(width, kSubBlockTokens);
+  return width;
 }
 
-// Half-widths of the atoms of a lane's tokens, arithmetic included; nats, rounded up.
+// Half-widths of a lane's tokens and of their atoms, arithmetic included; nats, rounded up.
 __device__ inline void HalfWidths(const AttendRead& read, const BlockMemory& memory,
                                   const Unit& unit, int g, float key_norm, bool from_rows,
-                                  float* half_width) {
+                                  float* own, float* half_width) {
   const float query_norm = memory.query_norm[g];
   const float reach = __fmul_ru(query_norm, key_norm);
   float slack = ScoreSlackNat(read.layout.head_dim, query_norm, key_norm);
@@ -144,7 +146,8 @@ __device__ inline void HalfWidths(const AttendRead& read, const BlockMemory& mem
       width = fminf(width, WitnessHalfWidth(read, memory, unit, g, k));
     }
     width = __fadd_ru(is_exact ? 0.0f : width, slack);
-    half_width[k] = width <= kLogitHalfWidthMaxNat ? width : kInfinity;
+    own[k] = width <= kLogitHalfWidthMaxNat ? width : kInfinity;
+    half_width[k] = WarpMax(own[k], kSubBlockTokens);
   }
 }
 
@@ -155,9 +158,12 @@ __device__ inline bool HasTokens(const Unit& unit, int sub_block) {
 }
 
 __device__ inline void WriteAtoms(const AttendRead& read, const Unit& unit, int g,
-                                  const TokenWeights& w, const float* half_width, bool is_known) {
+                                  const TokenWeights& w, const float* own, const float* half_width,
+                                  bool is_known) {
   const int lane = ThreadIndex() % 32;
   const bool by_sub_block = HasSubBlockAtoms(read, unit);
+  float top[kSlots];
+  for (int k = 0; k < kSlots; ++k) top[k] = WarpMax(w.is_top[k] ? own[k] : 0.0f, kSubBlockTokens);
   if (lane % kSubBlockTokens != 0 || (!by_sub_block && lane != 0)) return;
   for (int k = 0; k < (by_sub_block ? kSlots : 1); ++k) {
     const int atom = unit.first_atom + (by_sub_block ? 2 * k + lane / kSubBlockTokens : 0);
@@ -169,6 +175,9 @@ __device__ inline void WriteAtoms(const AttendRead& read, const Unit& unit, int 
                                                 : fmaf(w.atom_ref[k], kLn2, LogNat(w.atom_mass[k]));
     read.result.block_max_logit[place] = is_reported ? w.atom_max[k] : kInfinity;
     read.result.logit_half_width[place] = is_empty ? 0.0f : half_width[k];
+    if (read.result.top_half_width == nullptr) continue;
+    // Without witnesses all tokens of the unit have one half-width.
+    read.result.top_half_width[place] = is_empty ? 0.0f : by_sub_block ? top[k] : half_width[k];
   }
 }
 
@@ -246,9 +255,10 @@ __device__ inline void WeighUnit(const AttendRead& read, const BlockMemory& memo
   const float key_norm = KeyNorm(unit, memory, from_rows);
   const bool is_known = __fmul_ru(memory.query_norm[g], key_norm) <= kReachMax;
   const TokenWeights w = WeighTokens(read, memory, unit, g);
+  float own[kSlots];
   float half_width[kSlots];
-  HalfWidths(read, memory, unit, g, key_norm, from_rows, half_width);
-  WriteAtoms(read, unit, g, w, half_width, is_known);
+  HalfWidths(read, memory, unit, g, key_norm, from_rows, own, half_width);
+  WriteAtoms(read, unit, g, w, own, half_width, is_known);
 
   const bool has_error = HasRotatedValues(read.layout) && (source & kSourceOriginalValues) == 0;
   const float value_error = has_error && unit.tile >= 0 ? ValueError(unit, w) : 0.0f;

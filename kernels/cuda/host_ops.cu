@@ -81,6 +81,10 @@ absl::StatusOr<AttendResult> AllocateResults(const AttendArgs& args, const Atten
                           memory->AllocateResult(result.block_max_logit, atoms));
   CERTKV_ASSIGN_OR_RETURN(copy.logit_half_width,
                           memory->AllocateResult(result.logit_half_width, atoms));
+  if (result.top_half_width != nullptr) {
+    CERTKV_ASSIGN_OR_RETURN(copy.top_half_width,
+                            memory->AllocateResult(result.top_half_width, atoms));
+  }
   CERTKV_ASSIGN_OR_RETURN(copy.tile_value_error,
                           memory->AllocateResult(result.tile_value_error, heads * args.tile_count));
   CERTKV_ASSIGN_OR_RETURN(copy.value_term, memory->AllocateResult(result.value_term, heads));

@@ -88,7 +88,7 @@ struct AttendArgs {
 
 // Atoms: for each tile layout.atoms_per_tile() atoms in token order; then ceil(tail_count / 64)
 // atoms of the tail; then one atom of the sink. Atoms without a token in the range have block_lse
-// and block_max_logit -infinity and logit_half_width 0.
+// and block_max_logit -infinity, and logit_half_width and top_half_width 0.
 inline int32_t AttendAtomCount(const AttendArgs& args) {
   const int32_t tail_atoms = (args.tail_count + kTileTokens - 1) / kTileTokens;
   return args.tile_count * args.layout->atoms_per_tile() + tail_atoms + 1;
@@ -105,6 +105,9 @@ struct AttendResult {
   float* value_term;        // [G] sum_t p^_t eta_t; value units
   float* rounding_term;     // [G] value units
   float* value_radius;      // [1] R_v
+  // [G][A] c of the token that has the atom's largest l^, at most logit_half_width, and less only
+  // where tokens have witnesses of their own; nats. Null when not wanted.
+  float* top_half_width = nullptr;
 };
 
 // Bytes of scratch that Attend needs for a read of that shape, any backend. The workspace is

@@ -14,10 +14,12 @@ struct FinishWorkspace::State {
   std::vector<double> mass;
   std::vector<double> top_token_mass;
   std::vector<double> half_width;
+  std::vector<double> top_half_width;
   // The CPU backend's, padded to whole chunks.
   std::vector<float> float_mass;
   std::vector<float> float_top;
   std::vector<float> float_half_width;
+  std::vector<float> float_top_half_width;  // where float_top is above 0
   std::vector<float> chunk_mass_max;
   WorstCaseTvWorkspace tv;
 };

@@ -14,6 +14,20 @@
 namespace certkv::reference {
 namespace {
 
+// The one with the largest served logit; `tokens` has one.
+TokenRange TopToken(const AttendArgs& args, int g, const TokenRange& tokens) {
+  int64_t top = tokens.begin;
+  double top_logit = ServedLogit(args, g, top);
+  for (int64_t t = tokens.begin + 1; t < tokens.end; ++t) {
+    const double logit = ServedLogit(args, g, t);
+    if (logit > top_logit) {
+      top = t;
+      top_logit = logit;
+    }
+  }
+  return {top, top + 1};
+}
+
 // Writes the head's atoms but their half-widths; returns the head's log-sum-exp.
 double WriteAtoms(const AttendArgs& args, const AttendResult& result, int g) {
   const int32_t atom_count = AttendAtomCount(args);
@@ -73,8 +87,12 @@ void Attend(const AttendArgs& args, const AttendResult& result, void* /*workspac
     const double lse = WriteAtoms(args, result, g);
     result.lse_nat[g] = static_cast<float>(lse);
     for (int32_t a = 0; a < atom_count; ++a) {
-      result.logit_half_width[int64_t{g} * atom_count + a] =
-          HalfWidthOf(args, g, AtomTokens(args, a), lse);
+      const int64_t index = int64_t{g} * atom_count + a;
+      const TokenRange tokens = AtomTokens(args, a);
+      result.logit_half_width[index] = HalfWidthOf(args, g, tokens, lse);
+      if (result.top_half_width == nullptr) continue;
+      result.top_half_width[index] =
+          tokens.begin < tokens.end ? HalfWidthOf(args, g, TopToken(args, g, tokens), lse) : 0;
     }
     WriteValues(args, result, g, lse);
   }

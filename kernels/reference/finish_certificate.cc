@@ -15,7 +15,7 @@
 //      TV(p^, p^') <= sum e_j / sum m_j                         <= 2 (e^delta - 1)
 //      TV(p, p')   <= sum e_j e^c_j / sum m_j e^-c_j            <= 2 (e^delta - 1) e^(2 c)
 //    with the largest delta and c of the atoms that have a heavy token. Paid only when one was
-//    used.
+//    used. A heavy token that is set apart has a box of its own, top_half_width + delta.
 // 3. kClampedShare: weights that a kernel clamped (attend.h), and masses raised to kMassMin here.
 //
 // With skipping, steps 1 to 3 bound TV of the softmax over what was read, and the skipped part is
@@ -80,6 +80,7 @@ TvSlack FillAtoms(const FinishArgs& args, double largest_lse, FinishWorkspace::S
   state->mass.clear();
   state->top_token_mass.clear();
   state->half_width.clear();
+  state->top_half_width.clear();
   double total = 0;
   for (int32_t j = 0; j < args.atom_count; ++j) {
     total += std::exp(args.block_lse[j] - largest_lse);  // >= 1
@@ -102,6 +103,10 @@ TvSlack FillAtoms(const FinishArgs& args, double largest_lse, FinishWorkspace::S
     state->mass.push_back(mass);
     state->top_token_mass.push_back(top);
     state->half_width.push_back(half_width);
+    const float own =
+        args.top_half_width == nullptr ? args.logit_half_width[j] : args.top_half_width[j];
+    state->top_half_width.push_back(
+        std::min(half_width, AddRoundedUp(KnownOrInfinity(own), delta)));
   }
   slack.rounding = RoundUp(slack.rounding);
   slack.heavy = RoundUp(slack.heavy);
@@ -125,6 +130,7 @@ double BoundTv(const FinishArgs& args, FinishWorkspace* workspace) {
   atoms.mass = state->mass;
   atoms.half_width = state->half_width;
   atoms.top_token_mass = state->top_token_mass;
+  atoms.top_half_width = state->top_half_width;
   const WorstCaseTvResult worst = WorstCaseTv(atoms, options, &state->tv);
   const double heavy = worst.heavy_tokens_used > 0 ? slack.heavy : 0;
   const double bound = worst.worst_case_tv + slack.rounding + heavy;

@@ -114,6 +114,7 @@ absl::Status KvHeadRead::Pass(KvHeadResult* result) {
       .value_term = workspace_->value_term.data(),
       .rounding_term = workspace_->rounding_term.data(),
       .value_radius = &value_radius,
+      .top_half_width = workspace_->top_half_width.data(),
   };
   counters_->attend_passes.fetch_add(1, std::memory_order_relaxed);
   CERTKV_RETURN_IF_ERROR(kernels_.attend(args, attended, workspace_->attend_scratch()));
@@ -124,6 +125,7 @@ absl::Status KvHeadRead::Pass(KvHeadResult* result) {
     finish_args.block_lse = workspace_->block_lse.data() + int64_t{i} * atom_count;
     finish_args.block_max_logit = workspace_->block_max_logit.data() + int64_t{i} * atom_count;
     finish_args.logit_half_width = workspace_->logit_half_width.data() + int64_t{i} * atom_count;
+    finish_args.top_half_width = workspace_->top_half_width.data() + int64_t{i} * atom_count;
     finish_args.sink_index = atom_count - 1;
     CERTKV_RETURN_IF_ERROR(
         Finish(finish_args, i, value_radius, &result->certificates[pass_heads_[i]]));
@@ -315,6 +317,7 @@ absl::Status KvHeadRead::Decide(const AttendArgs& args, int32_t pass_index, KvHe
       .block_lse = workspace_->block_lse.data() + first_atom,
       .block_max_logit = workspace_->block_max_logit.data() + first_atom,
       .logit_half_width = workspace_->logit_half_width.data() + first_atom,
+      .top_half_width = workspace_->top_half_width.data() + first_atom,
       .tile_value_error =
           workspace_->tile_value_error.data() + int64_t{pass_index} * plan_.tile_count,
   };

@@ -84,6 +84,7 @@ void ReadWorkspace::Reserve(const WorkspaceShape& wanted) {
   Grow(&block_lse, heads * shape.atom_count);
   Grow(&block_max_logit, heads * shape.atom_count);
   Grow(&logit_half_width, heads * shape.atom_count);
+  Grow(&top_half_width, heads * shape.atom_count);
   Grow(&tile_value_error, heads * shape.tile_count);
   Grow(&value_term, heads);
   Grow(&rounding_term, heads);

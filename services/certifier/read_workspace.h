@@ -59,6 +59,7 @@ class ReadWorkspace {
   std::vector<float> block_lse;         // [G][A]
   std::vector<float> block_max_logit;   // [G][A]
   std::vector<float> logit_half_width;  // [G][A]
+  std::vector<float> top_half_width;    // [G][A]
   std::vector<float> tile_value_error;  // [G][T]
   std::vector<float> value_term;        // [G]
   std::vector<float> rounding_term;     // [G]

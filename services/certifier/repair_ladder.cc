@@ -63,6 +63,7 @@ bool FillAtoms(const LadderEvidence& evidence, LadderWorkspace* workspace) {
     workspace->top_token_mass[a] = std::exp(double{evidence.block_max_logit[a]} - evidence.lse_nat);
     const double half_width = evidence.logit_half_width[a];
     workspace->half_width[a] = half_width;
+    workspace->top_half_width[a] = evidence.top_half_width[a];
     // The tail and the sink are exact already.
     const bool repairable = a >= first && a < end;
     workspace->repaired_half_width[a] =
@@ -83,6 +84,7 @@ void LadderWorkspace::Reserve(int64_t tile_count, int64_t atom_count) {
   grow(&atom_mass, atom_count);
   grow(&top_token_mass, atom_count);
   grow(&half_width, atom_count);
+  grow(&top_half_width, atom_count);
   grow(&repaired_half_width, atom_count);
   tried_half_width.reserve(static_cast<size_t>(atom_count));
 }
@@ -156,7 +158,8 @@ int32_t HeadLadder::ClimbKeys(const LadderEvidence& evidence, double tv_target,
   KeyRepairInput input;
   input.atoms = {.mass = first(workspace->atom_mass),
                  .half_width = first(workspace->half_width),
-                 .top_token_mass = first(workspace->top_token_mass)};
+                 .top_token_mass = first(workspace->top_token_mass),
+                 .top_half_width = first(workspace->top_half_width)};
   input.repaired_half_width = first(workspace->repaired_half_width);
   input.found = WorstCaseTv(input.atoms, {.tolerance = tv_target}, &workspace->worst_case_tv);
   input.tv_max = tv_target;

@@ -41,6 +41,7 @@ struct LadderEvidence {
   const float* block_lse;         // [A]
   const float* block_max_logit;   // [A]
   const float* logit_half_width;  // [A]
+  const float* top_half_width;    // [A]
   const float* tile_value_error;  // [T], indexed by tile
 };
 
@@ -54,6 +55,7 @@ struct LadderWorkspace {
   std::vector<double> atom_mass;            // [A]
   std::vector<double> top_token_mass;       // [A]
   std::vector<double> half_width;           // [A]
+  std::vector<double> top_half_width;       // [A]
   std::vector<double> repaired_half_width;  // [A]
   std::vector<double> tried_half_width;     // [A]
   WorstCaseTvWorkspace worst_case_tv;

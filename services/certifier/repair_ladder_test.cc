@@ -49,6 +49,7 @@ class Head {
                                      .block_lse = lse_.data(),
                                      .block_max_logit = max_.data(),
                                      .logit_half_width = width_.data(),
+                                     .top_half_width = width_.data(),
                                      .tile_value_error = value_error_.data()};
     ladder_.Climb(evidence, tolerances, &workspace_, sources_.data());
     return ladder_.rung();

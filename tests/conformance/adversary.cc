@@ -56,6 +56,26 @@ std::vector<float> QueriesAgainstWitness(SequenceCase* sequence) {
   return queries;
 }
 
+std::vector<float> QueriesAgainstTopTokens(SequenceCase* sequence) {
+  const int d = sequence->layout().head_dim;
+  std::vector<float> queries = QueriesAgainstWitness(sequence);
+  for (int g = 0; g < sequence->spec().group_size; ++g) {
+    const int64_t token = TokenOfHead(g);
+    double square = 0;
+    double along = 0;  // the residual's part along the key must not take the rest away
+    for (int i = 0; i < d; ++i) {
+      square += std::pow(sequence->OriginalKey(token, i), 2);
+      along += sequence->OriginalKey(token, i) * queries[g * d + i];
+    }
+    const double towards = (along < 0 ? -1 : 1) / std::sqrt(square);
+    for (int i = 0; i < d; ++i) {
+      queries[g * d + i] = static_cast<float>(std::fabs(towards) * sequence->OriginalKey(token, i) +
+                                              (along < 0 ? -1.0 : 1.0) * queries[g * d + i]);
+    }
+  }
+  return queries;
+}
+
 std::unique_ptr<SequenceCase> SequenceAgainstCoarseScan(uint64_t seed, Backend quantizer) {
   // Where the key x of a channel is level_max at most, its scale is 1 and coarse step n is
   // [16 n + low, 16 n + high], for n > 0.
@@ -110,9 +130,10 @@ void AddReadWithCanary(Canary canary, Backend backend, const SequenceCase& seque
   const AttendArgs& args = sequence.args();
   ReadResult result(args);
   ASSERT_NO_FATAL_FAILURE(result.Run(backend, args));
-  if (canary == Canary::kHalfWidth) {
-    for (int64_t n = 0; n < int64_t{args.group_size} * result.atom_count(); ++n) {
-      result.mutable_view()->logit_half_width[n] *= 0.5f;
+  for (int64_t n = 0; n < int64_t{args.group_size} * result.atom_count(); ++n) {
+    if (canary == Canary::kHalfWidth) result.mutable_view()->logit_half_width[n] *= 0.5f;
+    if (canary == Canary::kHalfWidth || canary == Canary::kTopHalfWidth) {
+      result.mutable_view()->top_half_width[n] *= 0.5f;
     }
   }
   const SequenceRows original = OriginalRows(sequence);

@@ -20,6 +20,9 @@ namespace certkv::conformance {
 std::vector<float> QueriesAgainstScales(SequenceCase* sequence, double share);
 // Against the witness: along the residual, where Cauchy-Schwarz is an equality in every band.
 std::vector<float> QueriesAgainstWitness(SequenceCase* sequence);
+// The same half way towards the token's own key, so that its logit is the largest of its sub-block:
+// its error is .7 of its half-width.
+std::vector<float> QueriesAgainstTopTokens(SequenceCase* sequence);
 
 // A sequence of random shape for a scan of coarse codes (affine formats): keys lie at the end of
 // their coarse step where the query is positive in their channel and at its beginning where it is
@@ -28,7 +31,7 @@ std::vector<float> QueriesAgainstWitness(SequenceCase* sequence);
 std::unique_ptr<SequenceCase> SequenceAgainstCoarseScan(uint64_t seed, Backend quantizer);
 
 // Which part of a certificate is made false, by a factor of 2.
-enum class Canary : uint8_t { kNone, kHalfWidth, kWorstCaseTv, kOutputBound };
+enum class Canary : uint8_t { kNone, kHalfWidth, kTopHalfWidth, kWorstCaseTv, kOutputBound };
 
 // AddRead with the part halved between Attend and the tally. A halved half-width also goes into
 // the finishing step.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <limits>
 
 #include "absl/strings/str_format.h"
 #include "gtest/gtest.h"
@@ -33,6 +34,23 @@ bool IsWithin(float reported, double truth, double half_width, double head_lse) 
   return std::max<double>(reported, truth + half_width) < head_lse - kNegligibleNat;
 }
 
+// The token of [begin, end) with the largest served logit; -1 when rounding may have made another
+// one the largest.
+int64_t ClearTop(const HeadAttention& served, int64_t begin, int64_t end) {
+  int64_t top = begin;
+  double second = -std::numeric_limits<double>::infinity();
+  for (int64_t n = begin + 1; n < end; ++n) {
+    if (served.logit[n] > served.logit[top]) {
+      second = served.logit[top];
+      top = n;
+    } else {
+      second = std::max(second, served.logit[n]);
+    }
+  }
+  const double largest = served.logit[top];
+  return largest - second > 0x1p-6 * (1 + std::fabs(largest)) ? top : -1;
+}
+
 }  // namespace
 
 void BoundTally::Merge(const BoundTally& other) {
@@ -42,6 +60,7 @@ void BoundTally::Merge(const BoundTally& other) {
   atom_violations += other.atom_violations;
   tv_violations += other.tv_violations;
   output_violations += other.output_violations;
+  own_tops += other.own_tops;
   tightness.insert(tightness.end(), other.tightness.begin(), other.tightness.end());
   worst_tv = std::max(worst_tv, other.worst_tv);
   worst_tv_bound = std::max(worst_tv_bound, other.worst_tv_bound);
@@ -80,6 +99,13 @@ void AddHead(const AttendArgs& args, int g, const ReadResult& result,
       if (!(error <= half_width)) ++tally->half_width_violations;
       error_max = std::max(error_max, error);
     }
+    const double top_half_width = result.top_half_width(g)[a];
+    if (!(top_half_width <= half_width)) ++tally->atom_violations;
+    if (top_half_width < half_width) ++tally->own_tops;
+    const int64_t top = ClearTop(served, begin, end);
+    if (top >= 0 && !(std::fabs(served.logit[top] - exact.logit[top]) <= top_half_width)) {
+      ++tally->half_width_violations;
+    }
     const AtomTruth truth = TruthOfAtom(exact, begin, end);
     if (!IsWithin(result.block_lse(g)[a], truth.lse, half_width, served.lse) ||
         !IsWithin(result.block_max_logit(g)[a], truth.max_logit, half_width, served.lse)) {
@@ -107,6 +133,7 @@ Certificate FinishHead(Backend backend, const AttendArgs& args, int g, const Rea
   finish.block_lse = result.block_lse(g).data();
   finish.block_max_logit = result.block_max_logit(g).data();
   finish.logit_half_width = result.half_width(g).data();
+  finish.top_half_width = result.top_half_width(g).data();
   finish.sink_index = args.sink_logits != nullptr ? result.atom_count() - 1 : -1;
   finish.value_term = result.view().value_term[g];
   finish.rounding_term = result.view().rounding_term[g];

@@ -19,12 +19,14 @@ namespace certkv::conformance {
 struct BoundTally {
   int64_t cells = 0;  // (token, head) pairs
   int64_t reads = 0;  // (query, head) pairs
-  // Tokens whose logit error exceeds the half-width of their atom.
+  // Tokens whose logit error exceeds the half-width of their atom; of the token with the atom's
+  // largest logit, where one is clearly that, its own.
   int64_t half_width_violations = 0;
   // Atoms whose reported log-sum-exp or largest logit isn't within half-width of the exact one.
   int64_t atom_violations = 0;
   int64_t tv_violations = 0;      // TV(p, p^) > worst_case_tv
   int64_t output_violations = 0;  // ||o - o^|| > output_error_bound
+  int64_t own_tops = 0;           // atoms whose top token has a smaller half-width than the rest
   // Half-width over the largest logit error of the atom, for atoms read quantized.
   std::vector<float> tightness;
   double worst_tv = 0;        // largest TV(p, p^)

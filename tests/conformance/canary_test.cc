@@ -71,6 +71,22 @@ TEST_P(CanaryTest, HalvedHalfWidthIsFound) {
   }
 }
 
+// The half-width of a token that has the largest logit of its sub-block is its own.
+TEST_P(CanaryTest, HalvedHalfWidthOfATopTokenIsFound) {
+  for (const AdversaryFormat& format : kAdversaryFormats) {
+    if (format.witness_bands == 0) continue;
+    SCOPED_TRACE(absl::StrCat(KeyFormatName(format.key_format), " ", format.witness_bands));
+    const auto sequence = AdversarialSequence(format);
+    sequence->SetQueries(QueriesAgainstTopTokens(sequence.get()));
+    BoundTally tally;
+    AddReadWithCanary(Canary::kNone, GetParam().backend, *sequence, &tally);
+    EXPECT_EQ(tally.violations(), 0) << tally.Summary();
+    EXPECT_GT(tally.own_tops, 0) << "not vacuous";
+    AddReadWithCanary(Canary::kTopHalfWidth, GetParam().backend, *sequence, &tally);
+    EXPECT_GT(tally.half_width_violations, 0) << tally.Summary();
+  }
+}
+
 // Two tokens whose residuals are opposite along the query: the corner of the box that TV* assumes.
 std::unique_ptr<SequenceCase> OppositeTokens() {
   SequenceShape shape;

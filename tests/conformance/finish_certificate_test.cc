@@ -330,6 +330,20 @@ TEST(FinishCertificateLengthTest, StaysWithinAThousandthOfTheReference) {
     const WorstCaseTvResult exact =
         WorstCaseTv(TvAtoms<double, double>{mass, width, tops}, {.gap = kGap});
     ASSERT_GE(fast.worst_case_tv, exact.worst_case_tv - 2 * kGap) << "case " << n;
+    // The needle's half-width is its own.
+    std::vector<float> own = half_width;
+    own[77] /= 8;
+    std::vector<double> owns(own.begin(), own.end());
+    args.top_half_width = own.data();
+    ASSERT_TRUE(FinishCertificate(Backend::kReference, args, &workspace, &reference).ok());
+    ASSERT_TRUE(FinishCertificate(Backend::kCpu, args, &workspace, &fast).ok());
+    ASSERT_LE(fast.worst_case_tv, reference.worst_case_tv + 1e-3f) << "case " << n;
+    const WorstCaseTvResult tighter =
+        WorstCaseTv(TvAtoms<double, double>{mass, width, tops, owns}, {.gap = kGap});
+    ASSERT_GE(fast.worst_case_tv, tighter.worst_case_tv - 2 * kGap) << "case " << n;
+    if (n % 5 == 0 && n % 2 == 1) {
+      EXPECT_LT(fast.worst_case_tv, exact.worst_case_tv - 0.01) << "case " << n;
+    }
   }
 }
 

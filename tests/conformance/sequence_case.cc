@@ -218,14 +218,15 @@ ReadResult::ReadResult(const AttendArgs& args)
                            heads * atom_count_,
                            heads * atom_count_,
                            heads * atom_count_,
+                           heads * atom_count_,
                            heads * tile_count_,
                            heads,
                            heads,
                            1};
-  float** const arrays[] = {
-      &view_.outputs,         &view_.lse_nat,          &view_.block_lse,
-      &view_.block_max_logit, &view_.logit_half_width, &view_.tile_value_error,
-      &view_.value_term,      &view_.rounding_term,    &view_.value_radius};
+  float** const arrays[] = {&view_.outputs,          &view_.lse_nat,          &view_.block_lse,
+                            &view_.block_max_logit,  &view_.logit_half_width, &view_.top_half_width,
+                            &view_.tile_value_error, &view_.value_term,       &view_.rounding_term,
+                            &view_.value_radius};
   int64_t total = 0;
   for (const int64_t size : sizes) total += size;
   // NaN, so that an element which isn't written is seen.

@@ -126,6 +126,9 @@ class ReadResult {
   absl::Span<const float> half_width(int g) const {
     return Row(view_.logit_half_width, g, atom_count_);
   }
+  absl::Span<const float> top_half_width(int g) const {
+    return Row(view_.top_half_width, g, atom_count_);
+  }
   absl::Span<const float> output(int g) const { return Row(view_.outputs, g, value_dim_); }
   absl::Span<const float> tile_value_error(int g) const {
     return Row(view_.tile_value_error, g, tile_count_);
