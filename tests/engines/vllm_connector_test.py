@@ -267,9 +267,9 @@ def test_counters_add_up():
 
 
 def test_a_connector_of_a_store_that_is_away_starts_and_says_so(model_path, tmp_path, caplog):
+    options = {"target": f"unix:{tmp_path}/none.sock"}
     config = make_config(
-        model_path,
-        **{"kv_transfer_config.kv_connector_extra_config": {"target": f"unix:{tmp_path}/none.sock"}},
+        model_path, **{"kv_transfer_config.kv_connector_extra_config": options}
     )
     connector = CertKVConnector(config, KVConnectorRole.SCHEDULER, make_cache())
     request = types.SimpleNamespace(

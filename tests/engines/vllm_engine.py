@@ -4,9 +4,9 @@ answers with one line of JSON.
     vllm_engine.py MODEL CONNECTOR PROCESSES
 
 CONNECTOR: a JSON object for KVTransferConfig, or null. PROCESSES: "one", which starts in a third of
-the time, or "several", as vLLM has by default (front end, scheduler, worker). Requests:
-{"prompt": token ids, "tokens": n} gives token ids, cached tokens and seconds; {"forget": true} drops
-the engine's own prefix cache.
+the time, or "several", as vLLM has by default (front end, scheduler, worker). Requests: {"prompt":
+token ids, "tokens": n} gives token ids, cached tokens and seconds; {"forget": true} drops the
+engine's own prefix cache.
 """
 
 import json

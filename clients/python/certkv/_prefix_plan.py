@@ -3,13 +3,34 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections.abc import Iterable
 from typing import Any, Optional
 
 from certkv import _errors
 from certkv._block_chain import BlockChain
 from certkv._block_io import Counters, LoadJob, SaveJob
+from certkv._client import Client
+from certkv._job_thread import JobThread
 from certkv._store_link import StoreLink
+
+# A lookup of blocks in memory takes a millisecond; one that brings blocks from disk, seconds.
+_PATIENCE_SECONDS = 0.01
+
+
+class _Lookup:
+    """What the store has of a request, leased; found on another thread.
+
+    Attributes:
+        done: is set when `chains` is what was found, of each rank, or None after an error.
+    """
+
+    def __init__(self, client: Client, keys: list[list[bytes]]) -> None:
+        self.client, self.keys = client, keys
+        self.done = threading.Event()
+        self.chains: Optional[list[BlockChain]] = None
+        self.lock = threading.Lock()
+        self.is_unwanted = False
 
 
 @dataclasses.dataclass
@@ -19,7 +40,7 @@ class _Tracked:
     Attributes:
         request: the engine's object.
         keys: of each rank, as far as they were needed.
-        chains: of each rank, what the last lookup found, leased until it is loaded.
+        lookup: the last one, until what it found is loaded.
         computed_tokens: that the engine had when it was last asked about.
         was_loaded: was a load begun? There is only one for each request: when it fails, the engine
             asks again, and the same answer would fail again.
@@ -28,14 +49,16 @@ class _Tracked:
 
     request: Any
     keys: list[list[bytes]]
-    chains: Optional[list[BlockChain]] = None
+    lookup: Optional[_Lookup] = None
     computed_tokens: int = 0
     was_loaded: bool = False
     saved_blocks: Optional[int] = None
 
 
 class PrefixPlan:
-    """Lookups, loads and saves of requests, by their engine's block hashes. One thread.
+    """Lookups, loads and saves of requests, by their engine's block hashes.
+
+    Its methods are for the engine's thread alone, and wait for the store for 10 ms at most.
 
     A request is an object with request_id, num_tokens, num_computed_tokens, all_token_ids,
     block_hashes (bytes, each over all blocks before it), lora_request, mm_features and
@@ -67,6 +90,7 @@ class PrefixPlan:
         self._loads, self._saves = loads, saves
         self._tracked: dict[str, _Tracked] = {}
         self._pending: list[LoadJob] = []
+        self._thread = JobThread("certkv-lookup", self._find)
 
     def add(self, request: Any) -> None:
         """Before anything else of the request. Idempotent."""
@@ -77,16 +101,25 @@ class PrefixPlan:
             request.request_id, _Tracked(request, [[] for _ in range(self._rank_count)])
         )
 
-    def match(self, request: Any, computed_tokens: int) -> int:
-        """Tokens after `computed_tokens` that the store has, whole engine blocks; leased."""
+    def match(self, request: Any, computed_tokens: int) -> Optional[int]:
+        """Tokens after `computed_tokens` that the store has, whole engine blocks; leased.
+
+        None while the store looks for them: ask again in a later step.
+        """
         tracked = self._tracked.get(request.request_id)
         if tracked is None or tracked.was_loaded:
             return 0
         tracked.computed_tokens = computed_tokens
         blocks = self._hashed_blocks(request)
-        if blocks == 0 or not self._look_up(tracked, blocks):
+        if blocks == 0 or not self._has_lookup(tracked, blocks):
             return 0
-        found = min(chain.block_count for chain in tracked.chains)
+        if not tracked.lookup.done.wait(_PATIENCE_SECONDS):
+            return None
+        if tracked.lookup.chains is None:
+            tracked.lookup = None
+            self._counters.add("lookups_without_store")
+            return 0
+        found = min(chain.block_count for chain in tracked.lookup.chains)
         tracked.saved_blocks = found
         # The last token is always computed: the engine samples from it.
         last = (request.num_tokens - 1) // self._engine_tokens * self._engine_tokens
@@ -163,6 +196,10 @@ class PrefixPlan:
             )
         return jobs
 
+    def close(self) -> None:
+        """Ends the thread of lookups, after the one that runs."""
+        self._thread.close()
+
     def forget(self, request_id: str) -> None:
         """The request has ended."""
         tracked = self._tracked.pop(request_id, None)
@@ -176,32 +213,42 @@ class PrefixPlan:
             request.num_tokens // self._store_tokens,
         )
 
-    def _look_up(self, tracked: _Tracked, blocks: int) -> bool:
-        """Has each rank's chain leased; True when there are chains."""
-        if tracked.chains is not None:
+    def _has_lookup(self, tracked: _Tracked, blocks: int) -> bool:
+        """Begins one where there is none; False when the store is away."""
+        lookup = tracked.lookup
+        if lookup is not None and lookup.done.is_set() and lookup.chains is not None:
             try:
-                for chain in tracked.chains:
+                for chain in lookup.chains:
                     chain.check_lease()
-                return True
             except _errors.Error:
                 self._release(tracked)
-        client = self._link.client()
-        if client is None or not self._extend_keys(tracked, blocks):
-            self._counters.add("lookups_without_store")
-            return False
+        if tracked.lookup is None:
+            client = self._link.client()
+            if client is None or not self._extend_keys(tracked, blocks):
+                self._counters.add("lookups_without_store")
+                return False
+            tracked.lookup = _Lookup(client, [keys[:blocks] for keys in tracked.keys])
+            self._counters.add("lookups")
+            self._thread.put(tracked.lookup)
+        return True
+
+    def _find(self, lookup: _Lookup) -> None:
+        """On the thread of lookups."""
         chains: list[BlockChain] = []
+        is_found = False
         try:
-            for keys in tracked.keys:
-                chains.append(client.lookup_blocks(keys[:blocks]))
+            for keys in lookup.keys:
+                chains.append(lookup.client.lookup_blocks(keys))
+            is_found = True
         except _errors.Error as error:
-            self._link.report(client, error)
-            self._counters.add("lookups_without_store")
+            self._link.report(lookup.client, error)
+        with lookup.lock:
+            is_found = is_found and not lookup.is_unwanted
+            lookup.chains = chains if is_found else None
+            lookup.done.set()
+        if not is_found:
             for chain in chains:
                 self._link.discard(chain)
-            return False
-        tracked.chains = chains
-        self._counters.add("lookups")
-        return True
 
     def _extend_keys(self, tracked: _Tracked, blocks: int) -> bool:
         """Has keys of so many blocks; False when the store is away."""
@@ -229,6 +276,11 @@ class PrefixPlan:
         return True
 
     def _release(self, tracked: _Tracked) -> None:
-        for chain in tracked.chains or []:
+        lookup, tracked.lookup = tracked.lookup, None
+        if lookup is None:
+            return
+        with lookup.lock:
+            lookup.is_unwanted = True
+            chains = lookup.chains or []
+        for chain in chains:
             self._link.discard(chain)
-        tracked.chains = None

@@ -53,7 +53,7 @@ class ConnectorOptions:
     value_format: str = "V4"
     model_name: str = ""
     save_queue_mib: int = 256
-    rpc_timeout_ms: int = 1000
+    rpc_timeout_ms: int = 10_000
     client: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @staticmethod

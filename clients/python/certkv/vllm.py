@@ -124,6 +124,8 @@ class CertKVConnector(KVConnectorBase_V1, SupportsHMA):
             self._saver.close()
         if self._loader is not None:
             self._loader.close()
+        if self._plan is not None:
+            self._plan.close()
         self._link.close()
         if self._counters.total:
             counts = ", ".join(f"{n}={c}" for n, c in sorted(self._counters.total.items()))
@@ -173,7 +175,7 @@ class CertKVConnector(KVConnectorBase_V1, SupportsHMA):
         self, request: Any, num_computed_tokens: int
     ) -> tuple[Optional[int], bool]:
         tokens = self._plan.match(request, num_computed_tokens)
-        return tokens, tokens > 0
+        return tokens, bool(tokens)
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         self._plan.begin_load(request, num_external_tokens, blocks.get_block_ids()[0])
