@@ -68,6 +68,14 @@ int RunRoute(const GlobalOptions& global, const RouteOptions& options);
 
 int RunStats(const GlobalOptions& global);
 
+struct HealthOptions {
+  std::string service;  // full name, "certkv.gate.v1.Gate"; "" = the whole server
+  bool alive = false;   // an answer is enough
+};
+// Asks the server at --target by grpc.health.v1. kExitOk: it serves; kExitFailed: not yet, or no
+// longer; kExitUnavailable: it can't be reached.
+int RunHealth(const GlobalOptions& global, const HealthOptions& options);
+
 struct RiskOptions {
   std::string request_id;  // "" = list all, the riskiest first
   bool watch = false;

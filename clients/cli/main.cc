@@ -28,6 +28,7 @@ struct Parsed {
   ListOptions list;
   BlocksOptions blocks;
   RouteOptions route;
+  HealthOptions health;
   RiskOptions risk;
   TopOptions top;
   EventsOptions events;
@@ -106,6 +107,14 @@ void AddInspection(CLI::App& app, Parsed& parsed) {
 
   CLI::App* stats = app.add_subcommand("stats", "Occupancy and counters of the store");
   stats->callback([&parsed] { Run(parsed, [&parsed] { return RunStats(parsed.global); }); });
+
+  CLI::App* health = app.add_subcommand("health", "Does the server at --target serve?");
+  health->add_option("--service", parsed.health.service,
+                     "One service of it, as in certkv.gate.v1.Gate; all when left out");
+  health->add_flag("--alive", parsed.health.alive,
+                   "It is enough that it answers, as while it opens a large store");
+  health->callback(
+      [&parsed] { Run(parsed, [&parsed] { return RunHealth(parsed.global, parsed.health); }); });
 
   CLI::App* risk = app.add_subcommand("risk", "How risky is a request? Without one: a list");
   risk->add_option("request", parsed.risk.request_id, "The request's id");

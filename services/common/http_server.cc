@@ -47,7 +47,11 @@ absl::StatusOr<std::string> ReadToken(const std::string& path) {
   const UniqueFd file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
   struct stat info {};
   if (!file.valid() || fstat(file.get(), &info) != 0) return refuse("can't be read");
-  if ((info.st_mode & 0077) != 0) return refuse("is readable by others; chmod 600");
+  // As CheckPrivateFile: what a Secret of Kubernetes is mounted with, root's and the group's, is
+  // fine.
+  if ((info.st_mode & (S_IRWXO | S_IWGRP)) != 0) {
+    return refuse("can be read or changed by others; chmod 600");
+  }
   std::string text(kTokenBytesMax + 2, '\0');
   const ssize_t got = read(file.get(), text.data(), text.size());
   if (got < 0) return refuse("can't be read");

@@ -115,6 +115,15 @@ TEST_F(HttpServerTest, AsksForTheTokenOfItsFile) {
   EXPECT_THAT(Get("/"), StartsWith("HTTP/1.1 200"));  // the page itself carries no data
 }
 
+TEST_F(HttpServerTest, ATokenFileMayBeTheGroupsToReadButNotToChange) {
+  WriteToken("0123456789abcdef", 0440);
+  EXPECT_TRUE(Start({.address = "127.0.0.1:0", .token_file = token_file_}).ok());
+  server_.reset();
+  WriteToken("0123456789abcdef", 0660);
+  EXPECT_EQ(ReasonOf(Start({.address = "127.0.0.1:0", .token_file = token_file_})),
+            "HTTP_TOKEN_INVALID");
+}
+
 TEST_F(HttpServerTest, RefusesAddressesAndTokensThatAreNotSafe) {
   EXPECT_EQ(ReasonOf(Start({.address = "0.0.0.0:0"})), "HTTP_TOKEN_REQUIRED");
   WriteToken("0123456789abcdef", 0644);

@@ -123,7 +123,7 @@ ConfigSection ServerConfigSection(ServerConfig* config, absl::string_view socket
                     "127.0.0.1:9464");
   section.AddString("http_token_file", &config->http_token_file, 4096,
                     "file with the token that callers of http_address must send (Authorization: "
-                    "Bearer); at least 16 bytes, mode 0600; empty means none");
+                    "Bearer); at least 16 bytes; others may not read it; empty means none");
   section.AddCheck([config] { return CheckAddress("http_address", config->http_address); });
   return section;
 }

@@ -1,5 +1,6 @@
 // The command line as a user runs it: exit codes, JSON, errors, the demo.
 #include <gmock/gmock.h>
+#include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 
 #include <array>
@@ -12,6 +13,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "grpc/health/v1/health.grpc.pb.h"
 #include "tests/system/cluster.h"
 
 namespace certkv {
@@ -268,6 +270,47 @@ TEST(ReloadTest, SighupPutsTheFilesPolicyInForceAndABadFileChangesNothing) {
   EXPECT_NEAR(third["tolerances"]["value_tolerance"].get<double>(), 0.02, 1e-6);
   EXPECT_TRUE(third["overrides"].empty());
   EXPECT_THAT(cluster.Logs(), HasSubstr("event=config_reloaded"));
+}
+
+TEST_F(CliTest, HealthTellsServersThatServeFromThoseThatAreGone) {
+  const RunResult all = RunCli(target_ + "health");
+  EXPECT_EQ(all.exit_code, 0) << all.errors;
+  EXPECT_EQ(all.output, "SERVING\n");
+  EXPECT_EQ(RunCli(target_ + "health --service certkv.gate.v1.Gate").exit_code, 0);
+  const RunResult unknown = RunCli(target_ + "health --alive --service certkv.nothing");
+  EXPECT_EQ(unknown.exit_code, 1);
+  EXPECT_THAT(unknown.errors, HasSubstr("[SERVICE_NOT_FOUND]"));
+  EXPECT_EQ(RunCli("--target unix:/nonexistent.sock health --alive").exit_code, 3);
+}
+
+// A server that is there and does not serve, as one that opens a large store.
+class OpeningServer : public grpc::health::v1::Health::Service {
+ public:
+  explicit OpeningServer(const std::string& target) {
+    grpc::ServerBuilder builder;
+    builder.AddListeningPort(target, grpc::InsecureServerCredentials());
+    builder.RegisterService(this);
+    server_ = builder.BuildAndStart();
+  }
+  grpc::Status Check(grpc::ServerContext*, const grpc::health::v1::HealthCheckRequest*,
+                     grpc::health::v1::HealthCheckResponse* response) override {
+    response->set_status(grpc::health::v1::HealthCheckResponse::NOT_SERVING);
+    return grpc::Status::OK;
+  }
+
+ private:
+  std::unique_ptr<grpc::Server> server_;
+};
+
+TEST(CliHealthTest, AServerThatDoesNotServeYetIsAlive) {
+  const std::string target = absl::StrCat("unix:", ::testing::TempDir(), "/health-", getpid());
+  const OpeningServer server(target);
+  const RunResult health = RunCli(absl::StrCat("--target ", target, " health"));
+  EXPECT_EQ(health.exit_code, 1);
+  EXPECT_EQ(health.output, "NOT_SERVING\n");
+  const RunResult alive = RunCli(absl::StrCat("--target ", target, " --json health --alive"));
+  EXPECT_EQ(alive.exit_code, 0);
+  EXPECT_EQ(json::parse(alive.output)["status"], "NOT_SERVING");
 }
 
 TEST_F(CliTest, ATruncatedTraceIsAnErrorThatNamesIt) {
