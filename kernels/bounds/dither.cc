@@ -9,7 +9,28 @@ namespace certkv {
 namespace {
 
 constexpr int kRounds = 10;
-constexpr int64_t kHeadsMax = 8192;
+
+// What words of the generator are for: the last word of its counter.
+constexpr uint32_t kForDither = 1;
+constexpr uint32_t kForCheck = 2;
+
+std::array<uint32_t, 4> WordsOf(uint64_t secret, uint64_t identity_tag, uint32_t index,
+                                uint32_t what_for) {
+  return Philox4x32({index, static_cast<uint32_t>(identity_tag),
+                     static_cast<uint32_t>(identity_tag >> 32), what_for},
+                    {static_cast<uint32_t>(secret), static_cast<uint32_t>(secret >> 32)});
+}
+
+// Those of the channel and its three neighbours.
+std::array<uint32_t, 4> WordsOf(const DitherPlace& place, uint32_t channel) {
+  const uint32_t index = static_cast<uint32_t>(place.token) << 16 | channel / 4;
+  return WordsOf(place.secret, place.identity_tag, index, kForDither);
+}
+
+// 24 bits and a half: every one is a float.
+float FromWord(uint32_t word) {
+  return (static_cast<float>(word >> 8) - 0x1p23f + 0.5f) * 0x1p-24f;
+}
 
 }  // namespace
 
@@ -26,41 +47,43 @@ std::array<uint32_t, 4> Philox4x32(std::array<uint32_t, 4> counter, std::array<u
 }
 
 void DitherOf(const DitherPlace& place, absl::Span<float> u) {
-  const std::array<uint32_t, 2> key = {static_cast<uint32_t>(place.request_key),
-                                       static_cast<uint32_t>(place.request_key >> 32)};
-  const auto head = static_cast<uint32_t>(place.layer * kHeadsMax + place.kv_head);
-  std::array<uint32_t, 4> words{};
-  for (size_t i = 0; i < u.size(); ++i) {
-    if (i % 4 == 0) {
-      words = Philox4x32({static_cast<uint32_t>(i / 4), head, static_cast<uint32_t>(place.token),
-                          /*what it is for=*/1},
-                         key);
-    }
-    // 24 bits and a half: every one is a float.
-    u[i] = (static_cast<float>(words[i % 4] >> 8) - 0x1p23f + 0.5f) * 0x1p-24f;
+  for (size_t i = 0; i < u.size(); i += 4) {
+    const std::array<uint32_t, 4> words = WordsOf(place, static_cast<uint32_t>(i));
+    for (size_t n = 0; n < 4 && i + n < u.size(); ++n) u[i + n] = FromWord(words[n]);
   }
 }
 
-ProbableHalfWidth DitherHalfWidth(absl::Span<const float> query,
-                                  absl::Span<const float> channel_scale, const DitheredRead& read) {
-  const double delta = read.failure_probability;
-  if (query.size() != channel_scale.size() || !(read.token_count >= 1) ||
-      !(delta > 0 && delta < 1) || !(read.logit_scale >= 0)) {
-    return {kUnknownBound, 1};
+float DitherAt(const DitherPlace& place, int32_t channel) {
+  return FromWord(WordsOf(place, static_cast<uint32_t>(channel))[channel % 4]);
+}
+
+uint32_t DitherCheck(uint64_t secret, uint64_t identity_tag) {
+  return WordsOf(secret, identity_tag, 0, kForCheck)[0];
+}
+
+double DitherFactor(int64_t token_count, double failure_probability) {
+  if (!(token_count >= 1) || !(failure_probability > 0 && failure_probability < 1)) {
+    return kUnknownBound;
   }
+  // log and root lose far less than the 2^-18 that RoundUp gives back.
+  return RoundUp(
+      std::sqrt(std::log(2 * static_cast<double>(token_count) / failure_probability) / 6));
+}
+
+double DitherHalfWidth(absl::Span<const float> query, absl::Span<const float> channel_scale,
+                       const DitheredRead& read) {
+  if (query.size() != channel_scale.size() || !(read.logit_scale >= 0)) return kUnknownBound;
   double squares = 0;
   double sum = 0;
   for (size_t i = 0; i < query.size(); ++i) {
-    if (!(channel_scale[i] >= 0)) return {kUnknownBound, 1};
+    if (!(channel_scale[i] >= 0)) return kUnknownBound;
     const double term = std::fabs(double{query[i]}) * double{channel_scale[i]};
     squares += term * term;
     sum += term;
   }
-  // log, sqrt and the sums lose far less than the 2^-18 that RoundUp gives back.
-  const double factor = std::sqrt(2 * std::log(2 * static_cast<double>(read.token_count) / delta));
-  const double probable = RoundUp(read.logit_scale * std::sqrt(squares / 12) * factor);
-  const double rounding = RoundUp(read.logit_scale * sum * 0x1p-13);
-  return {AddRoundedUp(probable, rounding), delta};
+  const double probable = RoundUp(read.logit_scale * std::sqrt(squares) *
+                                  DitherFactor(read.token_count, read.failure_probability));
+  return KnownOrInfinity(AddRoundedUp(probable, RoundUp(read.logit_scale * sum * kDitherLattice)));
 }
 
 }  // namespace certkv

@@ -1,10 +1,9 @@
 // Keys with subtractive dither (docs/bounds.md, section 10): a half-width that holds but for a
 // small probability, from the scales alone, and smaller than ScaleHalfWidth by about sqrt(d).
 //
-// It is a type of its own: no number of the deterministic tier can be made of it or added to it by
-// accident, and whoever uses it charges its failure_probability (RiskMode::kUnion).
-//
-// No format, read path or service uses it: the store has no dithered format.
+// Keys of format K8D are stored with it. Whoever uses the half-width charges its
+// failure_probability (RiskMode::kUnion); without a right to do so, the deterministic bound of K8
+// (ScaleHalfWidth) holds for such keys too.
 //
 // Threads: pure functions.
 #ifndef CERTKV_KERNELS_BOUNDS_DITHER_H_
@@ -21,32 +20,34 @@ namespace certkv {
 // "Parallel random numbers: as easy as 1, 2, 3", SC 2011).
 std::array<uint32_t, 4> Philox4x32(std::array<uint32_t, 4> counter, std::array<uint32_t, 2> key);
 
-// Where a dither is added. Two places never have the same counter.
+// Where a dither is added: the generator's key and counter. The secret is the cache's; the tag
+// names block, layer, KV head and tile (kernels/core/block_key.h). Two places never have the same
+// counter.
 struct DitherPlace {
-  uint64_t request_key = 0;  // secret of the request, 64 random bits
-  int32_t layer = 0;         // [0, 1024)
-  int32_t kv_head = 0;       // [0, 8192)
-  int64_t token = 0;         // [0, 2^32)
+  uint64_t secret = 0;        // 64 random bits
+  uint64_t identity_tag = 0;  // of the tile
+  int32_t token = 0;          // of the tile, [0, 2^16)
 };
 
 // The dither of channels [0, u.size()) in units of the step: odd multiples of 2^-25 in (-1/2, 1/2),
 // exact in float. At most 2^16 channels.
 void DitherOf(const DitherPlace& place, absl::Span<float> u);
+// The same of one channel, in [0, 2^16).
+float DitherAt(const DitherPlace& place, int32_t channel);
 
-// A bound on the logit errors of all tokens of one read at once, but for a probability.
-class ProbableHalfWidth {
- public:
-  ProbableHalfWidth(double half_width, double failure_probability)
-      : half_width_(half_width), failure_probability_(failure_probability) {}
-  // Nats, rounded up; +infinity when unknown.
-  double half_width_nats() const { return half_width_; }
-  // Of the whole read that it was made for, however many tokens.
-  double failure_probability() const { return failure_probability_; }
+// 32 bits that say with which secret a tile was made: in its header, so that no reader takes off
+// another dither than was added. Of the same generator, and tells nothing of the dither.
+uint32_t DitherCheck(uint64_t secret, uint64_t identity_tag);
 
- private:
-  double half_width_;
-  double failure_probability_;
-};
+// Bounds the logit errors of all of `token_count` tokens at once, but for probability
+// `failure_probability`, in units of s sqrt(sum q_i^2 scale_i^2): sqrt(2 ln(2 N / delta) / 12),
+// rounded up. +infinity for an unknown or impossible argument.
+double DitherFactor(int64_t token_count, double failure_probability);
+
+// The part of the half-width that pays for the lattice of the dither, in units of
+// s sum |q_i| scale_i: 2^-24 steps; and for codes and keys in double, below 2^-28 steps, with room
+// for a float kernel.
+inline constexpr double kDitherLattice = 0x1p-13;
 
 // What a read shares.
 struct DitheredRead {
@@ -55,15 +56,13 @@ struct DitheredRead {
   double failure_probability = 0;  // delta of the read, in (0, 1)
 };
 
-// sqrt(s^2 sum q_i^2 scale_i^2 / 12) sqrt(2 ln(2 N / delta)) + s sum |q_i| scale_i 2^-13, which
-// bounds the logit error of every of N such tokens, but for delta, when `query` does not depend on
-// their dither and no code was clipped. The last term pays for the lattice of the dither (2^-24
-// steps) and for codes and keys in double (kernels/reference/dither_key.h, below 2^-28 steps), with
-// room for a float kernel.
+// s sqrt(sum q_i^2 scale_i^2) DitherFactor + s sum |q_i| scale_i kDitherLattice, nats, rounded up:
+// bounds the logit error of every of N such tokens at once, but for delta, when `query` does not
+// depend on their dither and no code was clipped.
 // Unknown input, a delta outside (0, 1): +infinity.
-ProbableHalfWidth DitherHalfWidth(absl::Span<const float> query,          // [d]
-                                  absl::Span<const float> channel_scale,  // [d], step, > 0
-                                  const DitheredRead& read);
+double DitherHalfWidth(absl::Span<const float> query,          // [d]
+                       absl::Span<const float> channel_scale,  // [d], step, >= 0
+                       const DitheredRead& read);
 
 }  // namespace certkv
 

@@ -1,5 +1,6 @@
 #include "kernels/core/cache_spec.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "absl/strings/match.h"
@@ -58,8 +59,10 @@ absl::Status CheckLayerFormats(const CacheSpec& spec, const LayerSpec& layer,
     return Invalid(where, "witness_bands is ", bands,
                    ", must be 4 for FP8_E4M3: its residuals are known from the witness alone");
   }
-  if (IsFloatFormat(layer.key_format) ? bands != 0 : bands != 0 && bands != 1 && bands != 4) {
-    return Invalid(where, "witness_bands is ", bands, ", must be 0, 1 or 4 (0 for 16-bit formats)");
+  const bool has_none = IsFloatFormat(layer.key_format) || layer.key_format == KeyFormat::kK8D;
+  if (has_none ? bands != 0 : bands != 0 && bands != 1 && bands != 4) {
+    return Invalid(where, "witness_bands is ", bands,
+                   ", must be 0, 1 or 4 (0 for K8D and 16-bit formats)");
   }
   return absl::OkStatus();
 }
@@ -109,6 +112,8 @@ const char* KeyFormatName(KeyFormat format) {
       return "F16";
     case KeyFormat::kBf16:
       return "BF16";
+    case KeyFormat::kK8D:
+      return "K8D";
   }
   return "?";
 }
@@ -164,6 +169,11 @@ absl::Status ValidateCacheSpec(const CacheSpec& spec) {
   CERTKV_RETURN_IF_ERROR(CheckRange("layers size", spec.layer_count(), 1, kLayersMax));
   for (size_t i = 0; i < spec.layers.size(); ++i) CERTKV_RETURN_IF_ERROR(CheckLayer(spec, i));
   return absl::OkStatus();
+}
+
+bool IsDithered(const CacheSpec& spec) {
+  return std::any_of(spec.layers.begin(), spec.layers.end(),
+                     [](const LayerSpec& layer) { return layer.key_format == KeyFormat::kK8D; });
 }
 
 SpecDigest DigestCacheSpec(const CacheSpec& spec) {

@@ -24,6 +24,7 @@ enum class KeyFormat : uint8_t {
   kFp8E4m3 = 4,  // raw cast with one scale per tensor; needs witness_bands = 4
   kF16 = 5,
   kBf16 = 6,
+  kK8D = 7,  // K8 with subtractive dither (docs/bounds.md, section 10); no witness
 };
 
 // How a value is encoded in the device tier.
@@ -50,7 +51,7 @@ struct LayerSpec {
   KeyFormat key_format = KeyFormat::kK8;
   ValueFormat value_format = ValueFormat::kV4;
   // Bands of the token witness: 0 (no witness), 1 or 4 bytes per token. FP8_E4M3 requires 4,
-  // F16 and BF16 require 0.
+  // K8D, F16 and BF16 require 0.
   int32_t witness_bands = 0;
   // FP8_E4M3 only: the tensor's scale, k^ = scale * e4m3. Finite and > 0.
   float fp8_key_scale = 1.0f;
@@ -83,6 +84,9 @@ struct CacheSpec {
 
 // Errors: InvalidArgument [CACHE_SPEC_INVALID], naming the field, the value seen and the limit.
 absl::Status ValidateCacheSpec(const CacheSpec& spec);
+
+// Are some of its keys dithered (K8D)? Then the cache has a secret (docs/formats.md, section 3).
+bool IsDithered(const CacheSpec& spec);
 
 // SHA-256 over a versioned little-endian encoding of every field. `spec` must be valid.
 SpecDigest DigestCacheSpec(const CacheSpec& spec);

@@ -59,6 +59,7 @@ TEST(CacheSpecTest, AcceptsEveryFormatAndDimension) {
         {.key_format = KeyFormat::kK6, .value_format = ValueFormat::kV4, .witness_bands = 4},
         {.key_format = KeyFormat::kK4, .value_format = ValueFormat::kV4},
         {.key_format = KeyFormat::kFp8E4m3, .value_format = ValueFormat::kV8, .witness_bands = 4},
+        {.key_format = KeyFormat::kK8D, .value_format = ValueFormat::kV8},
         {.key_format = KeyFormat::kF16, .value_format = ValueFormat::kF16, .sliding_window = 1}};
     EXPECT_TRUE(ValidateCacheSpec(spec).ok()) << ValidateCacheSpec(spec);
   }
@@ -147,6 +148,11 @@ TEST(CacheSpecTest, RefusalNamesTheLayerAndItsField) {
          s.layers[1] = {
              .key_format = KeyFormat::kF16, .value_format = ValueFormat::kF16, .witness_bands = 1};
        }},
+      {"witness_bands is 1",
+       [](CacheSpec& s) {
+         s.layers[1].key_format = KeyFormat::kK8D, s.layers[1].witness_bands = 1;
+       }},
+      {"key_format is 8", [](CacheSpec& s) { s.layers[1].key_format = KeyFormat{8}; }},
       {"fp8_key_scale is 0", [](CacheSpec& s) { s.layers[1].fp8_key_scale = 0; }},
       {"fp8_key_scale is nan", [](CacheSpec& s) { s.layers[1].fp8_key_scale = kNan; }},
       {"fp8_key_scale is inf", [](CacheSpec& s) { s.layers[1].fp8_key_scale = kInf; }},
@@ -241,11 +247,12 @@ TEST(CacheSpecTest, DescriptionNamesEachFormatOnce) {
 
 TEST(CacheSpecTest, FormatNamesAreDistinctAndUnknownOnesAreMarked) {
   std::set<std::string> names;
-  for (int i = 1; i <= 6; ++i) names.insert(KeyFormatName(static_cast<KeyFormat>(i)));
-  EXPECT_EQ(names.size(), 6u);
+  for (int i = 1; i <= 7; ++i) names.insert(KeyFormatName(static_cast<KeyFormat>(i)));
+  EXPECT_EQ(names.size(), 7u);
   EXPECT_STREQ(KeyFormatName(KeyFormat{0}), "?");
-  EXPECT_STREQ(KeyFormatName(KeyFormat{7}), "?");
+  EXPECT_STREQ(KeyFormatName(KeyFormat{8}), "?");
   EXPECT_STREQ(ValueFormatName(ValueFormat{3}), "?");
+  EXPECT_EQ(FormatPairName(KeyFormat::kK8D, ValueFormat::kV8), "K8DV8");
 }
 
 }  // namespace

@@ -65,6 +65,14 @@ const char* RiskModeName(RiskMode mode) {
   return "?";
 }
 
+float FailureShare(double budget_slice) {
+  constexpr double kShareMin = 0x1p-40;
+  if (!(budget_slice >= kShareMin)) return 0;
+  const double share = std::max(std::min(budget_slice, 1.0) * 0x1p-16, kShareMin);
+  const auto rounded = static_cast<float>(share);
+  return rounded <= share ? rounded : std::nextafter(rounded, 0.0f);
+}
+
 const char* RungName(Rung rung) {
   switch (rung) {
     case Rung::kNone:

@@ -39,6 +39,10 @@ enum class RiskMode : uint8_t {
 inline bool SpendsTv(RiskMode mode) {
   return mode == RiskMode::kCumulative || mode == RiskMode::kAnytime;
 }
+// kUnion: what each query head of a dithered layer takes of a lease's slice of failure_probability,
+// whatever its read comes to: 2^-16 of the slice, at least 2^-40, one unit of the accounts. Not
+// above the exact share. 0 for a slice that has none.
+float FailureShare(double budget_slice);
 // How far up the repair ladder a read went. Ordered.
 enum class Rung : uint8_t { kNone = 1, kValues = 2, kKeys = 3, kHead = 4, kLayer = 5 };
 enum class Outcome : uint8_t {
@@ -103,8 +107,9 @@ struct ReadCertificate {
   Outcome outcome = Outcome::kObserved;
   float first_worst_case_tv = 1.0f;  // of the first read, before any repair
   int64_t repair_bytes = 0;          // originals re-read for this head
-  // Chance that the bounds above do not hold, [0, 1]. 0 = deterministic, as every format of this
-  // version is.
+  // Chance that the bounds above do not hold, [0, 1]. 0: the deterministic tier, they hold for
+  // sure. Above 0: the dither tier (K8D keys); what the read took of a kUnion budget before it was
+  // known what it comes to, so an exact output may have it too.
   float failure_probability = 0.0f;
   // Of the layer's blocks; 0 = not said. Values of KeyFormat and ValueFormat.
   uint8_t key_format = 0;

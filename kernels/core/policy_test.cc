@@ -153,6 +153,18 @@ TEST(MeetsTolerancesTest, UntouchedCertificateMeetsNothing) {
   EXPECT_FALSE(MeetsTolerances(ReadCertificate{}, Tolerances{}));
 }
 
+TEST(FailureShareTest, IsASmallPartOfTheSliceAndAtLeastAUnit) {
+  for (const double slice : {1.0, 0.3, 5e-7, 1e-9}) {
+    const double share = FailureShare(slice);
+    EXPECT_GE(share, 0x1p-40) << slice;
+    EXPECT_LE(share, std::max(slice * 0x1p-16, 0x1p-40)) << slice;
+    EXPECT_GE(share, slice * 0x1p-16 * (1 - 0x1p-20)) << slice;
+  }
+  for (const double none : {0.0, 0x1p-41, -1.0, std::numeric_limits<double>::quiet_NaN()}) {
+    EXPECT_EQ(FailureShare(none), 0) << none;
+  }
+}
+
 TEST(PolicyNamesTest, UnknownValuesAreMarked) {
   EXPECT_STREQ(ReadModeName(ReadMode::kObserve), "OBSERVE");
   EXPECT_STREQ(RiskModeName(RiskMode::kCumulative), "CUMULATIVE");

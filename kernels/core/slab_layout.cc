@@ -1,5 +1,6 @@
 #include "kernels/core/slab_layout.h"
 
+#include <cstddef>
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
@@ -17,6 +18,10 @@ absl::Status CheckField(absl::string_view field, const T& seen, const T& expecte
   return MakeError(absl::StatusCode::kFailedPrecondition, "SLAB_MISMATCH",
                    absl::StrCat("slab header field ", field, " is ", seen, ", expected ", expected,
                                 "; attach again with the store's current cache"));
+}
+
+bool NeedsDitherSecret(const CacheSpec& spec, SlabKind kind) {
+  return kind == SlabKind::kDevice && IsDithered(spec);
 }
 
 int64_t OriginalBytes(const CacheSpec& spec, int32_t dim) {
@@ -37,12 +42,15 @@ int64_t SlabLayout::SlotBytes(const CacheSpec& spec, SlabKind kind) {
   return bytes * spec.kv_head_count * spec.tiles_per_block();
 }
 
-SlabLayout::SlabLayout(const CacheSpec& spec, SlabKind kind, int32_t slot_count)
+SlabLayout::SlabLayout(const CacheSpec& spec, SlabKind kind, int32_t slot_count,
+                       uint64_t dither_secret)
     : kind_(kind),
       slot_count_(slot_count),
       kv_head_count_(spec.kv_head_count),
       tiles_per_block_(spec.tiles_per_block()),
-      digest_(DigestCacheSpec(spec)) {
+      digest_(DigestCacheSpec(spec)),
+      dither_secret_(NeedsDitherSecret(spec, kind) ? dither_secret : 0),
+      needs_dither_secret_(NeedsDitherSecret(spec, kind)) {
   CERTKV_CHECK(slot_count >= 1, "a slab has slots");
   regions_offset_ = kSlabPageBytes + RoundUp(int64_t{8} * slot_count, kSlabPageBytes);
   original_key_bytes_ = OriginalBytes(spec, spec.head_dim);
@@ -50,7 +58,7 @@ SlabLayout::SlabLayout(const CacheSpec& spec, SlabKind kind, int32_t slot_count)
   slot_bytes_ = SlotBytes(spec, kind);
   int64_t offset = regions_offset_;
   for (int32_t layer = 0; layer < spec.layer_count(); ++layer) {
-    tile_layouts_.push_back(MakeTileLayout(spec, layer));
+    tile_layouts_.push_back(MakeTileLayout(spec, layer, dither_secret_));
     layer_offsets_.push_back(offset);
     offset += tile_layouts_.back().tile_bytes() * kv_head_count_ * tiles_per_block_ * slot_count_;
   }
@@ -91,7 +99,15 @@ void SlabLayout::WriteHeader(uint8_t* base) const {
   std::memcpy(header.spec_digest, digest_.bytes.data(), sizeof(header.spec_digest));
   header.slot_count = slot_count_;
   header.slab_bytes = slab_bytes_;
+  header.dither_secret = dither_secret_;
   std::memcpy(base, &header, sizeof(header));
+}
+
+void SlabLayout::AdoptDitherSecret(const uint8_t* base) {
+  std::memcpy(&dither_secret_, base + offsetof(SlabHeader, dither_secret), sizeof(dither_secret_));
+  for (TileLayout& layout : tile_layouts_) {
+    if (layout.key_format == KeyFormat::kK8D) layout.dither_secret = dither_secret_;
+  }
 }
 
 absl::Status SlabLayout::CheckHeader(const uint8_t* base, int64_t size_bytes) const {
@@ -105,7 +121,14 @@ absl::Status SlabLayout::CheckHeader(const uint8_t* base, int64_t size_bytes) co
   const std::string seen(reinterpret_cast<const char*>(header.spec_digest), 32);
   CERTKV_RETURN_IF_ERROR(CheckField("spec_digest", ToHex(seen), ToHex(digest_.view())));
   CERTKV_RETURN_IF_ERROR(CheckField("slot_count", header.slot_count, slot_count_));
-  return CheckField("slab_bytes", header.slab_bytes, slab_bytes_);
+  CERTKV_RETURN_IF_ERROR(CheckField("slab_bytes", header.slab_bytes, slab_bytes_));
+  // Not by CheckField: its value stays out of messages.
+  if ((header.dither_secret != 0) == needs_dither_secret_) return absl::OkStatus();
+  return MakeError(absl::StatusCode::kFailedPrecondition, "SLAB_MISMATCH",
+                   absl::StrCat("slab header field dither_secret is ",
+                                needs_dither_secret_ ? "0, and the cache has dithered keys"
+                                                     : "set, and the slab has no dithered keys",
+                                "; attach again with the store's current cache"));
 }
 
 }  // namespace certkv

@@ -40,13 +40,14 @@ struct SlabHeader {
   int32_t slot_count;
   uint32_t reserved;
   int64_t slab_bytes;
+  uint64_t dither_secret;  // device slabs with a K8D layer: not 0; 0 in all others
 };
-static_assert(sizeof(SlabHeader) == 64);
+static_assert(sizeof(SlabHeader) == 72);
 
 class SlabLayout {
  public:
-  // `spec` is valid; slot_count >= 1.
-  SlabLayout(const CacheSpec& spec, SlabKind kind, int32_t slot_count);
+  // `spec` is valid; slot_count >= 1. `dither_secret` is the cache's, for device slabs.
+  SlabLayout(const CacheSpec& spec, SlabKind kind, int32_t slot_count, uint64_t dither_secret = 0);
 
   SlabKind kind() const { return kind_; }
   int32_t slot_count() const { return slot_count_; }
@@ -72,6 +73,9 @@ class SlabLayout {
   // Errors: FailedPrecondition [SLAB_MISMATCH], naming the field, the value seen and the expected.
   absl::Status CheckHeader(const uint8_t* base, int64_t size_bytes) const;
 
+  // A reader's layout, after CheckHeader: takes over the slab's dither_secret.
+  void AdoptDitherSecret(const uint8_t* base);
+
   // Bytes of one slot for a spec, to size a slab by memory.
   static int64_t SlotBytes(const CacheSpec& spec, SlabKind kind);
 
@@ -81,6 +85,8 @@ class SlabLayout {
   int32_t kv_head_count_;
   int32_t tiles_per_block_;
   SpecDigest digest_;
+  uint64_t dither_secret_;  // 0 where no layer is dithered
+  bool needs_dither_secret_;
   std::vector<TileLayout> tile_layouts_;  // per layer
   std::vector<int64_t> layer_offsets_;    // device: of the layer's first region
   int64_t regions_offset_ = 0;

@@ -153,6 +153,34 @@ TEST(SlabLayoutTest, RefusalOfAForeignHeaderNamesTheField) {
   }
 }
 
+TEST(SlabLayoutTest, ADitherSecretIsWhereKeysAreDithered) {
+  CacheSpec spec = SmallSpec();
+  std::vector<uint8_t> page(4096);
+  const auto check = [&page](const SlabLayout& layout) {
+    return layout.CheckHeader(page.data(), layout.slab_bytes());
+  };
+  // Other formats have none, whatever is given.
+  SlabLayout(spec, SlabKind::kDevice, 3, 77).WriteHeader(page.data());
+  EXPECT_TRUE(check(SlabLayout(spec, SlabKind::kDevice, 3)).ok());
+  page[64] = 1;
+  EXPECT_EQ(ReasonOf(check(SlabLayout(spec, SlabKind::kDevice, 3))), "SLAB_MISMATCH");
+
+  spec.layers[1] = {.key_format = KeyFormat::kK8D, .value_format = ValueFormat::kV8};
+  SlabLayout(spec, SlabKind::kDevice, 3, 77).WriteHeader(page.data());
+  SlabLayout reader(spec, SlabKind::kDevice, 3);
+  ASSERT_TRUE(check(reader).ok());
+  reader.AdoptDitherSecret(page.data());
+  EXPECT_EQ(reader.tile_layout(0).dither_secret, 0u);
+  EXPECT_EQ(reader.tile_layout(1).dither_secret, 77u);
+  SlabLayout(spec, SlabKind::kBacking, 3, 77).WriteHeader(page.data());
+  EXPECT_TRUE(check(SlabLayout(spec, SlabKind::kBacking, 3)).ok()) << "originals need none";
+
+  SlabLayout(spec, SlabKind::kDevice, 3, 0).WriteHeader(page.data());
+  const absl::Status missing = check(SlabLayout(spec, SlabKind::kDevice, 3));
+  EXPECT_EQ(ReasonOf(missing), "SLAB_MISMATCH");
+  EXPECT_THAT(std::string(missing.message()), HasSubstr("dither_secret is 0"));
+}
+
 TEST(SlabLayoutTest, RefusesAMappingOfAnotherSizeWithoutReadingIt) {
   const SlabLayout layout(SmallSpec(), SlabKind::kStaging, 3);
   EXPECT_EQ(ReasonOf(layout.CheckHeader(nullptr, 63)), "SLAB_MISMATCH");

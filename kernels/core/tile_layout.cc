@@ -14,6 +14,7 @@ bool Is16Bit(KeyFormat format) { return format == KeyFormat::kF16 || format == K
 int64_t FineBytes(KeyFormat format, int32_t head_dim) {
   switch (format) {
     case KeyFormat::kK8:
+    case KeyFormat::kK8D:
     case KeyFormat::kFp8E4m3:
       return int64_t{8} * head_dim;
     case KeyFormat::kK6:
@@ -41,7 +42,7 @@ int64_t ValueBytes(ValueFormat format, int32_t value_dim) {
 
 }  // namespace
 
-TileLayout MakeTileLayout(const CacheSpec& spec, int32_t layer) {
+TileLayout MakeTileLayout(const CacheSpec& spec, int32_t layer, uint64_t dither_secret) {
   CERTKV_CHECK(layer >= 0 && layer < spec.layer_count(), "layer is inside the spec");
   const LayerSpec& layer_spec = spec.layers[layer];
   TileLayout layout{};
@@ -52,6 +53,7 @@ TileLayout MakeTileLayout(const CacheSpec& spec, int32_t layer) {
   layout.witness_bands = layer_spec.witness_bands;
   layout.rope_pairing = spec.rope_pairing;
   layout.rotary_dim = spec.rotary_dim;
+  layout.dither_secret = layer_spec.key_format == KeyFormat::kK8D ? dither_secret : 0;
 
   const bool affine = !Is16Bit(layout.key_format) && layout.key_format != KeyFormat::kFp8E4m3;
   layout.scale_bytes = affine ? int64_t{2} * spec.head_dim : 0;
@@ -76,6 +78,7 @@ AffineDepth AffineDepthOf(KeyFormat format) {
   constexpr float kQuotientSlack = 0x1p-14f;
   switch (format) {
     case KeyFormat::kK8:
+    case KeyFormat::kK8D:
       return {0xff, 0.0f, 0.5f + kQuotientSlack};
     case KeyFormat::kK6:
       return {0xfc, 1.5f, 2.0f + kQuotientSlack};
@@ -86,7 +89,7 @@ AffineDepth AffineDepthOf(KeyFormat format) {
     case KeyFormat::kBf16:
       break;
   }
-  CERTKV_CHECK(false, "only K8, K6 and K4 are affine");
+  CERTKV_CHECK(false, "only K8, K8D, K6 and K4 are affine");
   return {};
 }
 

@@ -8,10 +8,11 @@
 //
 // Keys, one sub-block of 16 tokens:
 //   coarse  [d/8][16 tokens] dwords; nibble n of a dword (bits 4n..4n+3) is channel 8j + n
-//   fine    K8, FP8_E4M3: as coarse. K6: [d/16][16 tokens] dwords; byte b holds four 2-bit codes,
+//   fine    K8, K8D, FP8_E4M3: as coarse. K6: [d/16][16 tokens] dwords; byte b holds four 2-bit
+//   codes,
 //           bits 0-1 channel 16j+2b, 2-3 channel 16j+8+2b, 4-5 channel 16j+2b+1,
 //           6-7 channel 16j+8+2b+1. K4: none.
-//   code = coarse << 4 | fine (K8, FP8); coarse << 4 | fine << 2 (K6); coarse << 4 (K4)
+//   code = coarse << 4 | fine (K8, K8D, FP8); coarse << 4 | fine << 2 (K6); coarse << 4 (K4)
 //   F16, BF16: [d][16 tokens] 16-bit words in the place of the coarse plane; no scale, zero, fine
 //   FP8_E4M3: the code is the e4m3 byte; no scale and zero planes (header.key_scale)
 // Values, one sub-block:
@@ -48,7 +49,7 @@ struct TileHeader {
   float value_radius;          // R_v >= max ||v_t||_2 (centre: the origin); may be +infinity
   float key_norm;              // >= max_t ||k^_t||_2 of every reading depth; may be +infinity
   float key_scale;             // FP8_E4M3: the tensor's scale; 0 otherwise
-  uint32_t reserved;           // 0
+  uint32_t dither_check;       // K8D: DitherCheck of bounds/dither.h; 0 otherwise
   uint64_t identity_tag;       // TileIdentityTag of block_key.h
   uint64_t scan_checksum;      // XXH3-64 of the scan record with this field read as 0
   uint64_t detail_checksum;    // XXH3-64 of the detail record
@@ -70,6 +71,8 @@ struct TileLayout {
   int32_t witness_bands;     // 0, 1 or 4
   RopePairing rope_pairing;  // with rotary_dim, decides the witness's bands
   int32_t rotary_dim;
+  // K8D: what keys the dither, not 0 (bounds/dither.h). 0 in other formats.
+  uint64_t dither_secret;
   // Scan record.
   int64_t scale_offset;
   int64_t zero_offset;
@@ -93,8 +96,9 @@ struct TileLayout {
   int32_t atoms_per_tile() const { return kTileTokens / atom_tokens(); }
 };
 
-// Layout of one layer of a valid spec.
-TileLayout MakeTileLayout(const CacheSpec& spec, int32_t layer);
+// Layout of one layer of a valid spec. `dither_secret` is the cache's; only K8D looks at it, and
+// has no layout to read or write with while it is 0.
+TileLayout MakeTileLayout(const CacheSpec& spec, int32_t layer, uint64_t dither_secret = 0);
 
 // Bytes of the two original records of a tile, token-major: keys [64][d], values [64][d_v], 16-bit.
 inline int64_t OriginalKeyBytes(const CacheSpec& spec) { return int64_t{128} * spec.head_dim; }
@@ -104,13 +108,14 @@ inline int64_t OriginalValueBytes(const CacheSpec& spec) { return int64_t{128} *
 // scale. The code is chosen from a quotient in float: code = rint((k - zero) * (1 / scale)).
 // Difference, reciprocal and product each round by at most 2^-24 of a quotient <= 255, so the
 // quotient is off by at most 255 * 3 * 2^-24 * (1 + 2^-20) < 4.6e-5 codes; half_range adds 2^-14
-// = 6.1e-5 codes for it.
+// = 6.1e-5 codes for it. K8D adds its dither to the quotient and takes it off again: the same
+// holds.
 struct AffineDepth {
   uint32_t mask;
   float centre;
   float half_range;  // in units of scale: K8 1/2, K6 2, K4 8, each + 2^-14
 };
-AffineDepth AffineDepthOf(KeyFormat format);  // K8, K6 and K4 only
+AffineDepth AffineDepthOf(KeyFormat format);  // K8, K8D, K6 and K4 only
 
 }  // namespace certkv
 

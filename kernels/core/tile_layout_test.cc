@@ -193,8 +193,8 @@ TEST(TileLayoutTest, HalfRangeCoversEveryQuotientAndIsTight) {
 }
 
 TEST(TileLayoutDeathTest, OnlyNestedFormatsHaveAnAffineDepth) {
-  EXPECT_DEATH(AffineDepthOf(KeyFormat::kFp8E4m3), "only K8, K6 and K4 are affine");
-  EXPECT_DEATH(AffineDepthOf(KeyFormat::kF16), "only K8, K6 and K4 are affine");
+  EXPECT_DEATH(AffineDepthOf(KeyFormat::kFp8E4m3), "only K8, K8D, K6 and K4 are affine");
+  EXPECT_DEATH(AffineDepthOf(KeyFormat::kF16), "only K8, K8D, K6 and K4 are affine");
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <limits>
 
+#include "kernels/bounds/dither.h"
 #include "kernels/core/check.h"
 #include "kernels/core/witness.h"
 #include "kernels/cpu/attend_prepare.h"
@@ -18,6 +19,7 @@ namespace certkv::cpu {
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
+static_assert(kDitherLatticeFloat == kDitherLattice);
 constexpr double kLn2 = 0x1.62e42fefa39efp-1;
 constexpr double kLog2E = 0x1.71547652b82fep+0;
 
@@ -105,6 +107,11 @@ void PrepareHead(AttendState* s, int g) {
   head = HeadState{};
   head.ref = kRefNone;
   PrepareQuery(s, g);
+  const AttendArgs& args = *s->args;
+  if (args.failure_probability != nullptr && args.failure_probability[g] > 0) {
+    head.dither_factor =
+        RoundUp(DitherFactor(args.token_end - args.token_begin, args.failure_probability[g]));
+  }
   const float sink = s->args->sink_logits == nullptr ? -kInfinity : s->args->sink_logits[g];
   if (sink == -kInfinity) return;
   head.ref = std::ceil(static_cast<float>(sink * kLog2E));

@@ -12,6 +12,8 @@
 //   float arithmetic, with A = sum |x_i|, in units u: relative to ||q|| ||m||: the sum of q . m in
 //     lanes d/16 + 7, m, the last addition, q itself and the weight's exponent 5; relative to
 //     128 A: the sum's conversion, times unit, the last addition, x, q, m's product, exponent 8.
+// K8D: the logit less sum_i x_i u_i, |u_i| < 1/2, summed in double of x in float: in units u, of A,
+//   x 2 * 1/2, and the new score's rounding, of ||q|| ||m|| + 128.5 A: 130 A and ||q|| ||m||.
 // 16-bit and FP8 keys: a float dot product, at most d additions in a lane:
 //   (d + 8) u ||q|| ||k^||  with product, q, key_scale, exponent; rows of originals are summed in
 //   at least 8 lanes, d/8 + 16.
@@ -102,9 +104,27 @@ template <typename V>
 
 // What FoldQuery knows of one head and tile.
 struct FoldedWidth {
-  float holder;  // sum |q_i| half_range scale_i
-  float slack;   // everything else
+  float residual;  // sum |q_i| half_range scale_i, or the dither's narrower bound
+  float slack;     // everything else
 };
+
+// What scales, or scales and dither, say of the residuals; `folded` is x, `sum` that of |x|.
+// Squares below 2^-126 may vanish, 2^-56 nats of all, which is inside kWeightSlackNat.
+template <typename V>
+[[gnu::always_inline]] inline float FoldedHalfWidth(const AttendState& s, int g,
+                                                    const float* folded, float sum) {
+  const float sure = sum * s.code_half_range;
+  const float factor = s.heads[g].dither_factor;
+  if (factor == 0.0f) return sure;
+  typename V::F squares = V::Zero();
+  for (int i = 0; i < s.head_dim; i += V::kLanes) {
+    const typename V::F x = V::Load(folded + i);
+    squares = V::MulAdd(x, x, squares);
+  }
+  const float probable =
+      __builtin_sqrtf(V::ReduceAdd(squares)) * factor + kDitherLatticeFloat * sum;
+  return probable < sure ? probable : sure;
+}
 
 // Makes the head's query terms for a tile.
 template <typename V>
@@ -142,8 +162,12 @@ template <typename V>
   const float product = s.heads[g].query_norm * middle_norm;
   const float arithmetic =
       kUnitRoundoff * ((d * (1.0f / 16) + 16.0f) * product + 10.0f * 128.0f * sum);
+  const float dither = s.args->layout->key_format == KeyFormat::kK8D
+                           ? kUnitRoundoff * (product + 130.0f * sum)
+                           : 0.0f;
   const bool finite = product + 128.0f * sum <= kReachMax;
-  return {sum * s.code_half_range, finite ? rounding + arithmetic : __builtin_inff()};
+  return {FoldedHalfWidth<V>(s, g, folded, sum),
+          finite ? rounding + arithmetic + dither : __builtin_inff()};
 }
 
 // The planes of one tile that a score loop reads.

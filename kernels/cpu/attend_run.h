@@ -50,6 +50,7 @@ void ScorePlanes(AttendState& s, const KeyPlanes& planes, float key_scale, int h
         constexpr int kHeads = decltype(n)::value;
         switch (s.args->layout->key_format) {
           case KeyFormat::kK8:
+          case KeyFormat::kK8D:  // without its dither; SubtractDither follows
             return ScoreAffine<V, KeyFormat::kK8, kHeads>(s, planes, head, prefetch);
           case KeyFormat::kK6:
             return ScoreAffine<V, KeyFormat::kK6, kHeads>(s, planes, head, prefetch);
@@ -71,6 +72,7 @@ template <typename V>
 void ScoreWide(AttendState& s, const KeyPlanes& planes, int head, Prefetcher<V>& prefetch) {
   switch (s.args->layout->key_format) {
     case KeyFormat::kK8:
+    case KeyFormat::kK8D:
       return ScoreAffine<V, KeyFormat::kK8, V::kWideHeads>(s, planes, head, prefetch);
     case KeyFormat::kK6:
       return ScoreAffine<V, KeyFormat::kK6, V::kWideHeads>(s, planes, head, prefetch);
@@ -117,7 +119,7 @@ void ScoreTile(AttendState& s, const Unit& unit, const UnitSources& sources, Hea
     float residual = exact ? 0.0f : __builtin_inff();
     if (affine) {
       const FoldedWidth folded = FoldQuery<V>(s, g, middle_norm);
-      residual = folded.holder;
+      residual = folded.residual;
       width.slack = folded.slack;
     } else {
       const float reach = s.heads[g].query_norm * header->key_norm;
@@ -142,6 +144,13 @@ void ScoreTile(AttendState& s, const Unit& unit, const UnitSources& sources, Hea
     if ((sources.head[head] & kSourceOriginalKeys) != 0) continue;
     const int left = args.group_size - head;
     ScorePlanes<V>(s, planes, header->key_scale, head, left < chunk ? left : chunk, prefetch);
+  }
+  if (layout.key_format == KeyFormat::kK8D && any_stored) {
+    uint32_t heads = 0;
+    for (int g = 0; g < args.group_size; ++g) {
+      if ((sources.head[g] & kSourceOriginalKeys) == 0) heads |= 1u << g;
+    }
+    SubtractDither(&s, header->identity_tag, unit.first, unit.last, heads);
   }
 }
 

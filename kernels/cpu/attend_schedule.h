@@ -12,7 +12,8 @@
 namespace certkv::cpu {
 
 [[gnu::always_inline]] inline bool IsAffineFormat(KeyFormat format) {
-  return format == KeyFormat::kK8 || format == KeyFormat::kK6 || format == KeyFormat::kK4;
+  return format == KeyFormat::kK8 || format == KeyFormat::kK8D || format == KeyFormat::kK6 ||
+         format == KeyFormat::kK4;
 }
 
 // How a group is cut for the loops: `wide` chunks of V::kWideHeads heads over affine keys; all

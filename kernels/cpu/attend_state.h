@@ -26,6 +26,10 @@ namespace certkv::cpu {
 inline constexpr int kRow = kHeadDimMax;
 inline constexpr int kTermRow = kHeadDimMax / 2;
 
+// kDitherLattice of kernels/bounds/dither.h, which has too much for this header; attend.cc
+// compares.
+inline constexpr float kDitherLatticeFloat = 0x1p-13f;
+
 // One query head of the read. Sums are relative to 2^ref and in double, where scaling by a power of
 // two is exact (weights below 2^-1000 of the largest vanish; attend.cc adds that back).
 struct HeadState {
@@ -40,6 +44,7 @@ struct HeadState {
   double plain_reach;    // sum of weight * (bound on ||v||_2) over values read as 16-bit floats
   double eta;            // sum of weight * eta
   bool poisoned;         // a logit may be infinite or NaN
+  float dither_factor;   // DitherFactor of the head's failure probability; 0: not to be used
 };
 
 inline constexpr float kRefNone = -0x1p120f;
@@ -116,6 +121,11 @@ struct AttendKernels {
 extern const AttendKernels kAttendPortable;
 extern const AttendKernels kAttendAvx2;
 extern const AttendKernels kAttendAvx512;
+
+// K8D, for the tile whose scales are in `tile_scale`: takes sum_i q_i scale_i u_i, which is what
+// the dither added, off the scores of the tokens first <= t < last, of the heads in `heads` (bit
+// g). One function for all instruction sets.
+void SubtractDither(AttendState* state, uint64_t identity_tag, int first, int last, uint32_t heads);
 
 // Those of `isa`, one of SupportedIsas().
 const AttendKernels& AttendKernelsOf(CpuIsa isa);

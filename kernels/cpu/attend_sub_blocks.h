@@ -30,7 +30,8 @@ void FoldTile(AttendState& s, int g, int32_t tile, FoldedTile* folded) {
   const FoldedWidth width = FoldQuery<V>(s, g, LoadScales<V>(s, scan));
   folded->tile = tile;
   folded->slack = width.slack;
-  float residual[kSubBlocksPerTile] = {width.holder, width.holder, width.holder, width.holder};
+  float residual[kSubBlocksPerTile] = {width.residual, width.residual, width.residual,
+                                       width.residual};
   if (s.args->layout->witness_bands > 0) {
     LoadWitness<V>(s, scan);
     ApplyWitness<V>(s, g, reinterpret_cast<const TileHeader*>(scan)->witness_exponent, residual);

@@ -201,6 +201,7 @@ void EncodeAffineKeys(QuantizeState* state) {
   ChooseKeyCodings<V>(*state);
   switch (state->args->layout->key_format) {
     case KeyFormat::kK8:
+    case KeyFormat::kK8D:  // its codes are written over
       return EncodeKeyPlanes<V, KeyFormat::kK8>(*state);
     case KeyFormat::kK6:
       return EncodeKeyPlanes<V, KeyFormat::kK6>(*state);

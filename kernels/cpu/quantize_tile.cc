@@ -8,6 +8,8 @@
 #include <cstring>
 #include <limits>
 
+#include "absl/types/span.h"
+#include "kernels/bounds/dither.h"
 #include "kernels/core/check.h"
 #include "kernels/core/half.h"
 #include "kernels/core/witness.h"
@@ -21,7 +23,8 @@ namespace {
 constexpr double kNormInflation = 1 + 0x1p-42;
 
 bool IsAffine(KeyFormat format) {
-  return format == KeyFormat::kK8 || format == KeyFormat::kK6 || format == KeyFormat::kK4;
+  return format == KeyFormat::kK8 || format == KeyFormat::kK8D || format == KeyFormat::kK6 ||
+         format == KeyFormat::kK4;
 }
 
 bool IsRotated(ValueFormat format) {
@@ -69,28 +72,63 @@ void Turn(const uint16_t* rows, int64_t stride, int width, uint16_t (*words)[kTi
   }
 }
 
+DitherPlace PlaceOf(const QuantizeTileArgs& args, int t) {
+  return {.secret = args.layout->dither_secret, .identity_tag = args.identity_tag, .token = t};
+}
+
 float Original(const QuantizeTileArgs& args, const uint16_t* rows, int64_t stride, int t, int i) {
   return OriginalToFloat(args.spec->original_dtype, rows[t * stride + i]);
 }
 
-// FP8 codes of all keys into state->codes and the planes. Byte i of a token: its upper nibble in
-// the coarse plane, its lower one in the fine plane, each as nibble i % 8 of a dword.
+// The code of channel i of token t into the planes of 8-bit codes: its upper nibble in the coarse
+// plane, its lower one in the fine plane, each as nibble i % 8 of a dword.
+void WriteCode(const QuantizeTileArgs& args, int t, int i, uint8_t code) {
+  const TileLayout& layout = *args.layout;
+  const int b = t / kSubBlockTokens;
+  const int64_t byte = int64_t{64} * (i / 8) + 4 * (t % kSubBlockTokens) + i % 8 / 2;
+  const int shift = 4 * (i % 2);
+  const auto put = [shift](uint8_t* at, int nibble) {
+    *at = static_cast<uint8_t>((*at & ~(15 << shift)) | nibble << shift);
+  };
+  put(args.scan + layout.coarse_offset + b * layout.coarse_bytes + byte, code >> 4);
+  put(args.detail + b * layout.sub_block_bytes + byte, code & 15);
+}
+
+// K8D, after K8's scales and zeros: codes with their dither, as the reference defines them.
+void EncodeDitheredCodes(const QuantizeState& state) {
+  const QuantizeTileArgs& args = *state.args;
+  const TileLayout& layout = *args.layout;
+  float zeros[kHeadDimMax];
+  float scales[kHeadDimMax];
+  for (int i = 0; i < layout.head_dim; ++i) {
+    uint16_t bits = 0;
+    std::memcpy(&bits, args.scan + layout.zero_offset + int64_t{2} * i, sizeof(bits));
+    zeros[i] = F16ToFloat(bits);
+    std::memcpy(&bits, args.scan + layout.scale_offset + int64_t{2} * i, sizeof(bits));
+    scales[i] = F16ToFloat(bits);
+  }
+  float u[kHeadDimMax];
+  for (int t = 0; t < kTileTokens; ++t) {
+    DitherOf(PlaceOf(args, t), absl::MakeSpan(u, layout.head_dim));
+    for (int i = 0; i < layout.head_dim; ++i) {
+      const double offset = double{Original(args, args.keys, args.key_stride, t, i)} - zeros[i];
+      const double code = scales[i] == 0 ? 0 : std::nearbyint(offset / scales[i] + u[i]);
+      WriteCode(args, t, i, static_cast<uint8_t>(code));
+    }
+  }
+}
+
+// FP8 codes of all keys into state->codes and the planes.
 void EncodeFp8Keys(QuantizeState* state) {
   const QuantizeTileArgs& args = *state->args;
   const TileLayout& layout = *args.layout;
   const float key_scale = args.spec->layers[args.layer].fp8_key_scale;
   for (int t = 0; t < kTileTokens; ++t) {
-    const int b = t / kSubBlockTokens;
-    uint8_t* coarse = args.scan + layout.coarse_offset + b * layout.coarse_bytes;
-    uint8_t* fine = args.detail + b * layout.sub_block_bytes;
     for (int i = 0; i < layout.head_dim; ++i) {
       const float key = Original(args, args.keys, args.key_stride, t, i);
       const uint8_t code = FloatToE4m3(key / key_scale);
       state->codes[i][t] = code;
-      const int64_t byte = int64_t{64} * (i / 8) + 4 * (t % kSubBlockTokens) + i % 8 / 2;
-      const int shift = 4 * (i % 2);
-      coarse[byte] = static_cast<uint8_t>(coarse[byte] | (code >> 4) << shift);
-      fine[byte] = static_cast<uint8_t>(fine[byte] | (code & 15) << shift);
+      WriteCode(args, t, i, code);
     }
   }
 }
@@ -118,7 +156,9 @@ uint32_t DecodeCode(const QuantizeState& state, int t, int i) {
   const int64_t byte = int64_t{64} * (i / 8) + 4 * u + i % 8 / 2;
   const int shift = 4 * (i % 2);
   uint32_t code = (coarse[byte] >> shift & 15u) << 4;
-  if (layout.key_format == KeyFormat::kK8) code |= fine[byte] >> shift & 15u;
+  if (layout.key_format == KeyFormat::kK8 || layout.key_format == KeyFormat::kK8D) {
+    code |= fine[byte] >> shift & 15u;
+  }
   if (layout.key_format == KeyFormat::kK6) {
     const int bit = 2 * (2 * (i % 2) + i % 16 / 8);
     code |= (fine[int64_t{64} * (i / 16) + 4 * u + i % 8 / 2] >> bit & 3u) << 2;
@@ -126,7 +166,7 @@ uint32_t DecodeCode(const QuantizeState& state, int t, int i) {
   return code;
 }
 
-// k^ of one token in double, exactly.
+// k^ of one token in double, exactly (K8D: as the reference does).
 void DecodeKey(const QuantizeState& state, int t, double* key) {
   const QuantizeTileArgs& args = *state.args;
   const TileLayout& layout = *args.layout;
@@ -142,17 +182,21 @@ void DecodeKey(const QuantizeState& state, int t, double* key) {
     return;
   }
   const AffineDepth depth = AffineDepthOf(layout.key_format);
+  float u[kHeadDimMax] = {};
+  if (layout.key_format == KeyFormat::kK8D) {
+    DitherOf(PlaceOf(args, t), absl::MakeSpan(u, layout.head_dim));
+  }
   for (int i = 0; i < layout.head_dim; ++i) {
     uint16_t scale = 0;
     uint16_t zero = 0;
     std::memcpy(&scale, args.scan + layout.scale_offset + int64_t{2} * i, sizeof(scale));
     std::memcpy(&zero, args.scan + layout.zero_offset + int64_t{2} * i, sizeof(zero));
-    const double level = (DecodeCode(state, t, i) & depth.mask) + double{depth.centre};
+    const double level = (DecodeCode(state, t, i) & depth.mask) + double{depth.centre} - u[i];
     key[i] = level * F16ToFloat(scale) + F16ToFloat(zero);
   }
 }
 
-// Largest ||k^|| of a format that has no depths: 16-bit and FP8.
+// Largest ||k^|| of a format that has no depths: 16-bit, FP8 and K8D.
 float KeyNormMax(const QuantizeState& state) {
   double norm_max = 0;
   double key[kHeadDimMax];
@@ -223,6 +267,8 @@ int16_t EncodeWitnesses(const QuantizeState& state) {
 void EncodeKeys(const QuantizeKernels& kernels, QuantizeState* state, TileHeader* header) {
   const QuantizeTileArgs& args = *state->args;
   const TileLayout& layout = *args.layout;
+  const bool is_dithered = layout.key_format == KeyFormat::kK8D;
+  if (is_dithered) header->dither_check = DitherCheck(layout.dither_secret, args.identity_tag);
   state->code_centre = 0;
   state->code_level_max = 255;
   if (IsAffine(layout.key_format)) {
@@ -240,6 +286,7 @@ void EncodeKeys(const QuantizeKernels& kernels, QuantizeState* state, TileHeader
     Turn(args.keys, args.key_stride, layout.head_dim, state->words);
     if (IsAffine(layout.key_format)) {
       kernels.encode_affine_keys(state);
+      if (is_dithered) EncodeDitheredCodes(*state);
     } else {
       CopyKeys(*state);
     }
@@ -247,8 +294,9 @@ void EncodeKeys(const QuantizeKernels& kernels, QuantizeState* state, TileHeader
   // Norms of affine keys: squares of at most 256 channels, each with 4 roundings, lose at most
   // 2^-15; where products cancel against the zero, an absolute error of 2u ||range|| stays, and as
   // a channel reaches half its range in some of 64 tokens, ||range|| <= 16 times the largest norm.
-  header->key_norm = IsAffine(layout.key_format) ? RoundUp(double{state->key_norm} * (1 + 0x1p-13))
-                                                 : KeyNormMax(*state);
+  header->key_norm = IsAffine(layout.key_format) && !is_dithered
+                         ? RoundUp(double{state->key_norm} * (1 + 0x1p-13))
+                         : KeyNormMax(*state);
   if (layout.witness_bands > 0) header->witness_exponent = EncodeWitnesses(*state);
 }
 

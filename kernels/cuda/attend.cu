@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "kernels/core/check.h"
 #include "kernels/cuda/attend.h"
 #include "kernels/cuda/attend_combine.cuh"
 #include "kernels/cuda/attend_values.cuh"
@@ -207,6 +208,7 @@ cudaError_t LaunchSplit(const AttendPlan& plan, const AttendRead* reads, cudaStr
 
 AttendRead PlanRead(const AttendArgs& args, const AttendResult& result, int32_t block_target,
                     void* scratch) {
+  CERTKV_CHECK(args.layout->key_format != KeyFormat::kK8D, "no dither is taken off here");
   AttendRead read{};
   read.args = args;
   read.args.layout = nullptr;

@@ -60,7 +60,8 @@ struct AttendPlan {
 
 // Splits a read into runs of about 1 / block_target of its units, at least one of them, and finds
 // the scratch's places. `args` and `result` hold device addresses but args.layout, which is a host
-// address; `scratch` is a device address, aligned to 4 bytes, of ScratchBytes.
+// address; `scratch` is a device address, aligned to 4 bytes, of ScratchBytes. Aborts on K8D keys,
+// which kernels/ops refuses for a device.
 AttendRead PlanRead(const AttendArgs& args, const AttendResult& result, int32_t block_target,
                     void* scratch);
 int64_t ScratchBytes(const AttendArgs& args, int32_t block_target);

@@ -1,3 +1,4 @@
+#include "kernels/core/check.h"
 #include "kernels/core/witness_code.h"
 #include "kernels/cuda/seal.h"
 #include "kernels/cuda/seal_block.cuh"
@@ -197,6 +198,7 @@ Depths DepthsOf(KeyFormat format) {
 
 int LaunchSeal(const SealFormat& format, const SealTile* tiles, int32_t tile_count,
                CUstream_st* stream) {
+  CERTKV_CHECK(format.layout.key_format != KeyFormat::kK8D, "no dither is added here");
   const SealMemory memory(nullptr, format.layout);
   return LaunchKernel(Seal, dim3(tile_count), dim3(kBlockThreads), memory.size_bytes, stream,
                       format, DepthsOf(format.layout.key_format), tiles);

@@ -33,7 +33,8 @@ struct SealFormat {
 };
 
 // Queues the kernel. `tiles` is a device address. 0, or the number of a cudaError_t. Originals are
-// finite, affine keys within +-65504: who calls it has checked that as kernels/ops does.
+// finite, affine keys within +-65504: who calls it has checked that as kernels/ops does. Aborts on
+// K8D keys, which kernels/ops refuses for a device.
 int LaunchSeal(const SealFormat& format, const SealTile* tiles, int32_t tile_count,
                CUstream_st* stream);
 

@@ -65,6 +65,12 @@ absl::Status CheckNumbers(const AttendArgs& args) {
       return Invalid("query of head ", g, " of the group, channel ", i, " is ", value,
                      ", must be finite");
     }
+    const float failure = args.failure_probability == nullptr ? 0.0f : args.failure_probability[g];
+    const bool may_fail = args.layout->key_format == KeyFormat::kK8D;
+    if (!(failure == 0 || (may_fail && failure > 0 && failure < 1))) {
+      return Invalid("failure_probability[", g, "] is ", failure, ", must be ",
+                     may_fail ? "in [0, 1)" : "0: only reads of K8D keys may fail");
+    }
     if (args.sink_logits == nullptr) continue;
     const float sink = args.sink_logits[g];
     if (!(sink <= std::numeric_limits<float>::max())) {
@@ -155,6 +161,7 @@ absl::Status Attend(Backend backend, const AttendArgs& args, const AttendResult&
       break;
     }
     case Backend::kCuda: {
+      if (args.layout->key_format == KeyFormat::kK8D) return LacksOperation("K8D keys");
       CERTKV_ASSIGN_OR_RETURN(const DeviceOps* const device, RegisteredDevice());
       return device->attend(args, result);
     }

@@ -13,7 +13,8 @@
 // in the tail.
 //
 // Contract of every backend, against exact arithmetic on the ORIGINAL keys and values:
-//   |l^_t - l_t| <= logit_half_width of t's atom, arithmetic and query rounding included, for the
+//   |l^_t - l_t| <= logit_half_width of t's atom (K8D: but for failure_probability), arithmetic and
+//   query rounding included, for the
 //                   logits l^ of the distribution that was really served (the rounding of exp and
 //                   of the softmax sum is inside logit_half_width too);
 //   sum_t p^_t ||v_t - v^_t||_2 <= value_term;
@@ -74,16 +75,20 @@ struct AttendArgs {
   int32_t group_size;            // G, [1, 16]
   const float* queries;          // [G][d], finite
   const float* sink_logits;      // [G] nats, or null; -infinity = none
-  const AttendTile* tiles;       // [T]
-  int32_t tile_count;            // T, [0, kTilesPerReadMax]
-  const uint8_t* tile_sources;   // [G][T] kSource bits, or null: all quantized
-  const uint16_t* tail_keys;     // [tail_count] rows of d
-  const uint16_t* tail_values;   // [tail_count] rows of d_v
-  int32_t tail_count;            // [0, kBlockTokensMax]
-  int64_t tail_key_stride;       // elements, >= d
-  int64_t tail_value_stride;     // elements, >= d_v
-  int64_t token_begin;           // [0, token_end)
-  int64_t token_end;             // (token_begin, 64 T + tail_count]
+  // [G], each in [0, 1), or null: all 0. K8D alone; 0: the half-widths hold for sure. Above 0: they
+  // hold for all tokens of the range at once but for that probability, if the query does not depend
+  // on the dither (docs/bounds.md, section 10).
+  const float* failure_probability;
+  const AttendTile* tiles;      // [T]
+  int32_t tile_count;           // T, [0, kTilesPerReadMax]
+  const uint8_t* tile_sources;  // [G][T] kSource bits, or null: all quantized
+  const uint16_t* tail_keys;    // [tail_count] rows of d
+  const uint16_t* tail_values;  // [tail_count] rows of d_v
+  int32_t tail_count;           // [0, kBlockTokensMax]
+  int64_t tail_key_stride;      // elements, >= d
+  int64_t tail_value_stride;    // elements, >= d_v
+  int64_t token_begin;          // [0, token_end)
+  int64_t token_end;            // (token_begin, 64 T + tail_count]
 };
 
 // Atoms: for each tile layout.atoms_per_tile() atoms in token order; then ceil(tail_count / 64)

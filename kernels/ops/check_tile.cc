@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/bounds/dither.h"
 #include "kernels/core/half.h"
 #include "kernels/core/status.h"
 #include "kernels/ops/quantize_tile.h"
@@ -75,7 +76,13 @@ absl::Status CheckTile(const TileLayout& layout, const uint8_t* scan) {
   if (header.witness_bands != layout.witness_bands) {
     return Mismatch("witness_bands", static_cast<int>(header.witness_bands), layout.witness_bands);
   }
-  if (header.reserved != 0) return Mismatch("reserved", header.reserved, "0");
+  const uint32_t dither_check = layout.key_format == KeyFormat::kK8D
+                                    ? DitherCheck(layout.dither_secret, header.identity_tag)
+                                    : 0;
+  if (header.dither_check != dither_check) {
+    return Mismatch("dither_check", header.dither_check,
+                    dither_check == 0 ? "0" : "that of the cache's dither_secret");
+  }
   return CheckBounds(layout, header);
 }
 

@@ -70,8 +70,8 @@ absl::Status CheckOriginals(const QuantizeTileArgs& args) {
   const OriginalDtype dtype = args.spec->original_dtype;
   const uint16_t finite_max = dtype == OriginalDtype::kF16 ? 0x7bff : 0x7f7f;
   const KeyFormat format = args.layout->key_format;
-  const bool is_affine =
-      format == KeyFormat::kK8 || format == KeyFormat::kK6 || format == KeyFormat::kK4;
+  const bool is_affine = format == KeyFormat::kK8 || format == KeyFormat::kK8D ||
+                         format == KeyFormat::kK6 || format == KeyFormat::kK4;
   // Largest bf16 within fp16's range: 65280; the next is 65536.
   const uint16_t key_max = is_affine && dtype == OriginalDtype::kBf16 ? 0x477f : finite_max;
   CERTKV_RETURN_IF_ERROR(
@@ -96,6 +96,8 @@ void WriteChecksums(const QuantizeTileArgs& args) {
 absl::Status QuantizeTile(Backend backend, const QuantizeTileArgs& args) {
   CERTKV_CHECK(args.key_stride >= args.layout->head_dim, "rows of keys don't overlap");
   CERTKV_CHECK(args.value_stride >= args.layout->value_dim, "rows of values don't overlap");
+  CERTKV_CHECK(args.layout->key_format != KeyFormat::kK8D || args.layout->dither_secret != 0,
+               "a cache with dithered keys has a secret");
   CERTKV_RETURN_IF_ERROR(CheckOriginals(args));
   switch (backend) {
     case Backend::kReference:
@@ -107,6 +109,7 @@ absl::Status QuantizeTile(Backend backend, const QuantizeTileArgs& args) {
       break;
     }
     case Backend::kCuda: {
+      if (args.layout->key_format == KeyFormat::kK8D) return LacksOperation("K8D keys");
       CERTKV_ASSIGN_OR_RETURN(const DeviceOps* const device, RegisteredDevice());
       CERTKV_RETURN_IF_ERROR(device->quantize_tile(args));
       break;

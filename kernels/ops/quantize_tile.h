@@ -22,7 +22,7 @@ namespace certkv {
 struct QuantizeTileArgs {
   const CacheSpec* spec;  // for the witness's bands and fp8_key_scale
   int32_t layer;
-  const TileLayout* layout;  // MakeTileLayout(*spec, layer)
+  const TileLayout* layout;  // MakeTileLayout(*spec, layer, the cache's dither_secret)
   const uint16_t* keys;      // [64][d] in, fp16 or bf16 by spec->original_dtype, token-major
   const uint16_t* values;    // [64][d_v] in
   int64_t key_stride;        // elements from one token to the next, >= d
@@ -45,8 +45,8 @@ absl::Status QuantizeTile(Backend backend, const QuantizeTileArgs& args);
 absl::Status DequantizeTile(const TileLayout& layout, const uint8_t* scan, const uint8_t* detail,
                             float* keys, float* values);
 
-// Is this a tile of that layout? Checks magic, version, formats, witness bands and that no bound is
-// NaN or negative. O(1).
+// Is this a tile of that layout? Checks magic, version, formats, witness bands, that no bound is
+// NaN or negative and, of K8D, that it was made with the layout's dither_secret. O(1).
 // Errors: DataLoss [TILE_FORMAT_MISMATCH], naming the field, the value seen and the expected one.
 absl::Status CheckTile(const TileLayout& layout, const uint8_t* scan);
 

@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 
+#include "kernels/bounds/dither.h"
 #include "kernels/bounds/half_width.h"
 #include "kernels/bounds/rounding.h"
 #include "kernels/core/half.h"
@@ -17,19 +18,21 @@ namespace {
 // One head's query against one quantized tile.
 class TileHalfWidth {
  public:
-  TileHalfWidth(const AttendArgs& args, absl::Span<const float> query, const uint8_t* scan)
+  TileHalfWidth(const AttendArgs& args, int g, absl::Span<const float> query, const uint8_t* scan)
       : layout_(*args.layout),
         scan_(scan),
         header_(ReadHeader(scan)),
         logit_scale_(args.logit_scale) {
-    if (IsAffine(layout_.key_format)) scale_half_width_ = FromScales(query);
+    if (IsAffine(layout_.key_format)) {
+      scale_half_width_ = MinHalfWidth({FromScales(query), FromDither(args, g, query)});
+    }
     if (layout_.witness_bands > 0) {
       BandNorms({layout_.head_dim, layout_.rotary_dim, layout_.rope_pairing, layout_.witness_bands},
                 query, absl::MakeSpan(band_norm_.data(), layout_.witness_bands));
     }
   }
 
-  // The smaller of what the scales and the token's own witness say.
+  // The smallest of what scales, dither and the token's own witness say.
   double OfToken(int t) const { return MinHalfWidth({scale_half_width_, FromWitness(t)}); }
 
  private:
@@ -42,6 +45,20 @@ class TileHalfWidth {
     }
     return ScaleHalfWidth(query, absl::MakeConstSpan(channel_error.data(), layout_.head_dim),
                           logit_scale_);
+  }
+
+  double FromDither(const AttendArgs& args, int g, absl::Span<const float> query) const {
+    if (args.failure_probability == nullptr || args.failure_probability[g] == 0) {
+      return kUnknownBound;
+    }
+    std::array<float, kHeadDimMax> scale;
+    for (int i = 0; i < layout_.head_dim; ++i) {
+      scale[i] = F16ToFloat(ReadKeyScale(layout_, scan_, i));
+    }
+    return DitherHalfWidth(query, absl::MakeConstSpan(scale.data(), layout_.head_dim),
+                           {.logit_scale = logit_scale_,
+                            .token_count = args.token_end - args.token_begin,
+                            .failure_probability = args.failure_probability[g]});
   }
 
   double FromWitness(int t) const {
@@ -64,7 +81,9 @@ class TileHalfWidth {
 };
 
 // Rounding of a served logit and of its weight in double, against exact arithmetic:
-//   the dot product, at most (d + 2) * 2^-53 * scale * ||q|| ||k^|| with d <= 256: 2^-44 of it;
+//   the dot product, at most (d + 2) * 2^-53 * scale * ||q|| ||k^|| with d <= 256, and K8D's last
+//   addition in a key, and the difference in its code, 2^-53 of |k^| + |zero| + |k| each, whose
+//   norms are at most 3 * 16 ||k^|| (the channels' extremes may be of different tokens): 2^-44;
 //   tanh and its argument: 4 * 2^-53 * cap;
 //   exp(l - lse) and the sum of weights: the argument's rounding 2^-52 (|l| + |lse|), and 2^-28
 //   for exp and a sum of at most 2^24 terms.
@@ -100,7 +119,7 @@ float HalfWidthOf(const AttendArgs& args, int g, const TokenRange& tokens, doubl
   }
   double half_width = 0;
   if (!KeyIsExact(args, g, tokens.begin)) {
-    const TileHalfWidth tile(args, query, args.tiles[TileOf(args, tokens.begin)].scan);
+    const TileHalfWidth tile(args, g, query, args.tiles[TileOf(args, tokens.begin)].scan);
     for (int64_t t = tokens.begin; t < tokens.end; ++t) {
       half_width = std::max(half_width, tile.OfToken(static_cast<int>(t % kTileTokens)));
     }

@@ -18,6 +18,9 @@
 //   and zero', range' in the place of zero, range with kLevelInverse(n + c), where
 //   range' * kLevelInverse(n + c) <= range * kLevelInverse(n - c)                 (2 floats)
 //   (not where fp16 is too coarse for a zero of its own).
+// K8D keys: scale and zero of K8; code = rint((x - zero) / scale + u), 3 doubles, u the dither
+//   (DitherAt), or 0 when scale is 0. As 0 <= (x - zero) / scale <= 255 and |u| < 1/2, a code never
+//   clips here either.
 // FP8_E4M3 keys: code = e4m3(x / key_scale), the quotient one float division, saturating.
 // V4 and V8 values, per token: y = RotateHadamard<float>(x), then as a channel of keys is done,
 //   with kLevelInverse(15) or (255). When some |x| > 2^100, or zero or scale aren't finite fp16,
@@ -28,6 +31,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "kernels/bounds/dither.h"
 #include "kernels/bounds/rounding.h"
 #include "kernels/core/check.h"
 #include "kernels/core/half.h"
@@ -84,6 +88,14 @@ uint32_t ChooseCode(const AffineCoding& coding, float x, int level_max) {
   return static_cast<uint32_t>(code);
 }
 
+uint32_t ChooseDitheredCode(const AffineCoding& coding, float x, float u) {
+  if (coding.scale == 0) return 0;
+  const double quotient = (double{x} - coding.zero_value) / F16ToFloat(coding.scale);
+  const double code = std::nearbyint(quotient + u);
+  CERTKV_CHECK(code >= 0 && code <= 255, "a dithered code never clips");
+  return static_cast<uint32_t>(code);
+}
+
 float Original(const QuantizeTileArgs& args, const uint16_t* rows, int64_t stride, int t, int i) {
   return OriginalToFloat(args.spec->original_dtype, rows[t * stride + i]);
 }
@@ -94,6 +106,10 @@ float Key(const QuantizeTileArgs& args, int t, int i) {
 
 float Value(const QuantizeTileArgs& args, int t, int i) {
   return Original(args, args.values, args.value_stride, t, i);
+}
+
+DitherPlace PlaceOf(const QuantizeTileArgs& args, int t) {
+  return {.secret = args.layout->dither_secret, .identity_tag = args.identity_tag, .token = t};
 }
 
 void EncodeAffineKeys(const QuantizeTileArgs& args) {
@@ -107,7 +123,10 @@ void EncodeAffineKeys(const QuantizeTileArgs& args) {
     const AffineCoding coding = ChooseKeyCoding(min, max, AffineDepthOf(args.layout->key_format));
     WriteKeyScaleAndZero(*args.layout, args.scan, i, coding.scale, coding.zero);
     for (int t = 0; t < kTileTokens; ++t) {
-      const uint32_t code = ChooseCode(coding, Key(args, t, i), 255);
+      const uint32_t code =
+          args.layout->key_format == KeyFormat::kK8D
+              ? ChooseDitheredCode(coding, Key(args, t, i), DitherAt(PlaceOf(args, t), i))
+              : ChooseCode(coding, Key(args, t, i), 255);
       WriteKeyCode(*args.layout, args.scan, args.detail, t, i, code);
     }
   }
@@ -135,13 +154,14 @@ void EncodeKeys(const QuantizeTileArgs& args) {
 float KeyNormMax(const QuantizeTileArgs& args) {
   const TileLayout& layout = *args.layout;
   const KeyFormat depths[] = {KeyFormat::kK8, KeyFormat::kK6, KeyFormat::kK4};
+  const bool has_depths = IsAffine(layout.key_format) && layout.key_format != KeyFormat::kK8D;
   double norm_max = 0;
   for (int t = 0; t < kTileTokens; ++t) {
     for (const KeyFormat depth : depths) {
-      if (IsAffine(layout.key_format) && depth < layout.key_format) continue;  // finer than stored
+      if (has_depths && depth < layout.key_format) continue;  // finer than stored
       double sum = 0;
       for (int i = 0; i < layout.head_dim; ++i) {
-        const double key = IsAffine(layout.key_format)
+        const double key = has_depths
                                ? DecodeAffineKey(AffineDepthOf(depth),
                                                  ReadKeyCode(layout, args.scan, args.detail, t, i),
                                                  ReadKeyScale(layout, args.scan, i),
@@ -261,6 +281,9 @@ void QuantizeTile(const QuantizeTileArgs& args) {
   header.identity_tag = args.identity_tag;
   if (layout.key_format == KeyFormat::kFp8E4m3) {
     header.key_scale = args.spec->layers[args.layer].fp8_key_scale;
+  }
+  if (layout.key_format == KeyFormat::kK8D) {
+    header.dither_check = DitherCheck(layout.dither_secret, args.identity_tag);
   }
   std::memcpy(args.scan, &header, sizeof(header));  // DecodeKey reads key_scale
 

@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "kernels/bounds/dither.h"
 #include "kernels/core/check.h"
 #include "kernels/core/half.h"
 
@@ -107,7 +108,8 @@ int64_t WitnessByte(const TileLayout& layout, int t, int band) {
 }  // namespace
 
 bool IsAffine(KeyFormat format) {
-  return format == KeyFormat::kK8 || format == KeyFormat::kK6 || format == KeyFormat::kK4;
+  return format == KeyFormat::kK8 || format == KeyFormat::kK8D || format == KeyFormat::kK6 ||
+         format == KeyFormat::kK4;
 }
 
 bool IsOriginal(KeyFormat format) {
@@ -126,6 +128,7 @@ uint32_t ReadKeyCode(const TileLayout& layout, const uint8_t* scan, const uint8_
   const uint32_t coarse = ReadBits(scan, CoarsePlace(layout, t, i), 15) << 4;
   switch (layout.key_format) {
     case KeyFormat::kK8:
+    case KeyFormat::kK8D:
     case KeyFormat::kFp8E4m3:
       return coarse | ReadBits(detail, FinePlace(layout, t, i), 15);
     case KeyFormat::kK6:
@@ -145,6 +148,7 @@ void WriteKeyCode(const TileLayout& layout, uint8_t* scan, uint8_t* detail, int 
   WriteBits(scan, CoarsePlace(layout, t, i), 15, code >> 4);
   switch (layout.key_format) {
     case KeyFormat::kK8:
+    case KeyFormat::kK8D:
     case KeyFormat::kFp8E4m3:
       WriteBits(detail, FinePlace(layout, t, i), 15, code);
       break;
@@ -208,6 +212,12 @@ void WriteWitness(const TileLayout& layout, uint8_t* scan, int t, int band, uint
   scan[WitnessByte(layout, t, band)] = code;
 }
 
+double ReadDither(const TileLayout& layout, const uint8_t* scan, int t, int i) {
+  return DitherAt(
+      {.secret = layout.dither_secret, .identity_tag = ReadHeader(scan).identity_tag, .token = t},
+      i);
+}
+
 double DecodeAffineKey(const AffineDepth& depth, uint32_t code, uint16_t scale, uint16_t zero) {
   const double level = static_cast<double>(code & depth.mask) + depth.centre;
   return level * F16ToFloat(scale) + F16ToFloat(zero);
@@ -222,6 +232,11 @@ double DecodeKey(const TileLayout& layout, const uint8_t* scan, const uint8_t* d
     case KeyFormat::kK4:
       return DecodeAffineKey(AffineDepthOf(layout.key_format), code, ReadKeyScale(layout, scan, i),
                              ReadKeyZero(layout, scan, i));
+    case KeyFormat::kK8D: {
+      const double level = static_cast<double>(code) - ReadDither(layout, scan, t, i);
+      return level * F16ToFloat(ReadKeyScale(layout, scan, i)) +
+             F16ToFloat(ReadKeyZero(layout, scan, i));
+    }
     case KeyFormat::kFp8E4m3:
       return double{ReadHeader(scan).key_scale} * E4m3ToFloat(static_cast<uint8_t>(code));
     case KeyFormat::kF16:

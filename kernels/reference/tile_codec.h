@@ -11,7 +11,7 @@
 
 namespace certkv::reference {
 
-bool IsAffine(KeyFormat format);    // K8, K6, K4
+bool IsAffine(KeyFormat format);    // K8, K8D, K6, K4
 bool IsOriginal(KeyFormat format);  // F16, BF16
 
 TileHeader ReadHeader(const uint8_t* scan);
@@ -42,10 +42,13 @@ void WriteValueScaleAndZero(const TileLayout& layout, uint8_t* detail, int t, ui
 uint8_t ReadWitness(const TileLayout& layout, const uint8_t* scan, int t, int band);
 void WriteWitness(const TileLayout& layout, uint8_t* scan, int t, int band, uint8_t code);
 
+// The dither of one channel of a K8D key, in units of its scale.
+double ReadDither(const TileLayout& layout, const uint8_t* scan, int t, int i);
+
 // k^ of an affine code read at a depth; exact in double (8-bit code times 11-bit scale plus fp16).
 double DecodeAffineKey(const AffineDepth& depth, uint32_t code, uint16_t scale, uint16_t zero);
 
-// k^[t, i], exact in double.
+// k^[t, i], exact in double; K8D: but for the last addition, which rounds.
 double DecodeKey(const TileLayout& layout, const uint8_t* scan, const uint8_t* detail, int t,
                  int i);
 // Element i of v^[t], rotated (V4, V8) or not (16-bit formats); exact in double.

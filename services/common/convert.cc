@@ -17,6 +17,7 @@ absl::Status Invalid(absl::string_view reason, absl::string_view message) {
 // The enums of the wire have the numbers of the core's; only their range is to be checked.
 static_assert(static_cast<int>(KeyFormat::kBf16) == type::KEY_FORMAT_BF16);
 static_assert(static_cast<int>(KeyFormat::kFp8E4m3) == type::KEY_FORMAT_FP8_E4M3);
+static_assert(static_cast<int>(KeyFormat::kK8D) == type::KEY_FORMAT_K8D);
 static_assert(static_cast<int>(ValueFormat::kBf16) == type::VALUE_FORMAT_BF16);
 static_assert(static_cast<int>(ValueFormat::kV8) == type::VALUE_FORMAT_V8);
 static_assert(static_cast<int>(RopePairing::kHalfSplit) == type::ROPE_PAIRING_HALF_SPLIT);

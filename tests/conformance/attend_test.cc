@@ -70,7 +70,7 @@ void ExpectNear(float seen, float expected, double logit_rounding, float head_ls
 }
 
 TEST_P(AttendTest, AtomsAgreeWithTheReference) {
-  for (const NamedShape& named : AllShapes()) {
+  for (const NamedShape& named : ShapesOf(GetParam().backend, AllShapes())) {
     SCOPED_TRACE(named.name);
     const SequenceCase sequence(named.shape, kSeed, Backend::kReference);
     Pair pair(sequence.args());
@@ -120,7 +120,7 @@ double LargestKeyNorm(const SequenceCase& sequence, const reference::TokenRange&
 }
 
 TEST_P(AttendTest, HalfWidthsAreNotMuchAboveTheReference) {
-  for (const NamedShape& named : AllShapes()) {
+  for (const NamedShape& named : ShapesOf(GetParam().backend, AllShapes())) {
     SCOPED_TRACE(named.name);
     const SequenceCase sequence(named.shape, kSeed, Backend::kReference);
     const AttendArgs& args = sequence.args();
@@ -151,7 +151,7 @@ TEST_P(AttendTest, HalfWidthsAreNotMuchAboveTheReference) {
 }
 
 TEST_P(AttendTest, OutputsAgreeWithTheReference) {
-  for (const NamedShape& named : AllShapes()) {
+  for (const NamedShape& named : ShapesOf(GetParam().backend, AllShapes())) {
     SCOPED_TRACE(named.name);
     const SequenceCase sequence(named.shape, kSeed, Backend::kReference);
     Pair pair(sequence.args());
@@ -183,7 +183,7 @@ constexpr double kOutputRoundingShare = 0x1p-10;
 constexpr double kValueReachMin = 0x1p-16;
 
 TEST_P(AttendTest, ValueTermsCoverTheReferenceAndAreTight) {
-  for (const NamedShape& named : AllShapes()) {
+  for (const NamedShape& named : ShapesOf(GetParam().backend, AllShapes())) {
     SCOPED_TRACE(named.name);
     const SequenceCase sequence(named.shape, kSeed, Backend::kReference);
     Pair pair(sequence.args());
@@ -218,7 +218,7 @@ TEST_P(AttendTest, ValueTermsCoverTheReferenceAndAreTight) {
 }
 
 TEST_P(AttendTest, ValueRadiusCoversTheRange) {
-  for (const NamedShape& named : AllShapes()) {
+  for (const NamedShape& named : ShapesOf(GetParam().backend, AllShapes())) {
     SCOPED_TRACE(named.name);
     const SequenceCase sequence(named.shape, kSeed, Backend::kReference);
     ReadResult result(sequence.args());
@@ -236,7 +236,7 @@ TEST_P(AttendTest, ValueRadiusCoversTheRange) {
 }
 
 TEST_P(AttendTest, CertificatesCoverTheTruth) {
-  for (const NamedShape& named : AllShapes()) {
+  for (const NamedShape& named : ShapesOf(GetParam().backend, AllShapes())) {
     SCOPED_TRACE(named.name);
     const SequenceCase sequence(named.shape, kSeed, Backend::kReference);
     BoundTally tally;

@@ -45,7 +45,7 @@ SequenceShape LongShape(Content content) {
 
 TEST_P(ProgressiveTest, CoversTheTruthForEveryShapeThatCanSkip) {
   int shapes = 0;
-  for (NamedShape named : AllShapes()) {
+  for (NamedShape named : ShapesOf(GetParam().backend, AllShapes())) {
     if (named.shape.has_sources) continue;
     const SequenceCase sequence(named.shape, kSeed, Backend::kReference);
     if (!CanSkip(sequence.layout())) continue;

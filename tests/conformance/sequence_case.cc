@@ -65,6 +65,9 @@ std::vector<float> MakeQueries(const SequenceShape& shape, Random* random) {
   return queries;
 }
 
+// Of every case with K8D keys.
+constexpr uint64_t kDitherSecret = 0x0123456789abcdef;
+
 }  // namespace
 
 void AlignedFree::operator()(uint8_t* bytes) const { std::free(bytes); }
@@ -103,7 +106,7 @@ CacheSpec SpecOfShape(const SequenceShape& shape) {
 
 SequenceCase::SequenceCase(const SequenceShape& shape, uint64_t seed, Backend quantizer)
     : spec_(SpecOfShape(shape)),
-      layout_(MakeTileLayout(spec_, 0)),
+      layout_(MakeTileLayout(spec_, 0, kDitherSecret)),
       token_count_(int64_t{shape.tile_count} * kTileTokens + shape.tail_count) {
   Random random(seed);
   keys_ = MakeRows(shape, token_count_, shape.head_dim, &random);
@@ -140,7 +143,7 @@ SequenceCase::SequenceCase(const SequenceShape& shape, uint64_t seed, Backend qu
 SequenceCase::SequenceCase(const SequenceShape& shape, const CacheSpec& spec, const uint16_t* keys,
                            int64_t key_stride, const uint16_t* values, int64_t value_stride,
                            int64_t token_count, Backend quantizer)
-    : spec_(spec), layout_(MakeTileLayout(spec_, 0)), token_count_(token_count) {
+    : spec_(spec), layout_(MakeTileLayout(spec_, 0, kDitherSecret)), token_count_(token_count) {
   for (int64_t t = 0; t < token_count; ++t) {
     keys_.insert(keys_.end(), keys + t * key_stride, keys + t * key_stride + spec.head_dim);
     values_.insert(values_.end(), values + t * value_stride,

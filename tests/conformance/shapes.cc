@@ -20,6 +20,8 @@ struct FormatChoice {
 constexpr FormatChoice kFormats[] = {
     {"K8V4", KeyFormat::kK8, ValueFormat::kV4, 0},
     {"K8V8", KeyFormat::kK8, ValueFormat::kV8, 0},
+    {"K8DV4", KeyFormat::kK8D, ValueFormat::kV4, 0},
+    {"K8DV8", KeyFormat::kK8D, ValueFormat::kV8, 0},
     {"K8V4w1", KeyFormat::kK8, ValueFormat::kV4, 1},
     {"K8V8w4", KeyFormat::kK8, ValueFormat::kV8, 4},
     {"K6V4", KeyFormat::kK6, ValueFormat::kV4, 0},
@@ -223,6 +225,16 @@ std::vector<NamedShape> AllShapes() {
     all.insert(all.end(), shapes.begin(), shapes.end());
   }
   return all;
+}
+
+std::vector<NamedShape> ShapesOf(Backend backend, std::vector<NamedShape> shapes) {
+  if (backend != Backend::kCuda) return shapes;
+  shapes.erase(std::remove_if(shapes.begin(), shapes.end(),
+                              [](const NamedShape& named) {
+                                return named.shape.key_format == KeyFormat::kK8D;
+                              }),
+               shapes.end());
+  return shapes;
 }
 
 }  // namespace certkv::conformance

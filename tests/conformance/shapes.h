@@ -34,6 +34,8 @@ std::vector<NamedShape> OptionShapes();
 
 // All of the above.
 std::vector<NamedShape> AllShapes();
+// Those of `shapes` that the backend has: CUDA has no K8D.
+std::vector<NamedShape> ShapesOf(Backend backend, std::vector<NamedShape> shapes);
 
 }  // namespace certkv::conformance
 

@@ -172,7 +172,7 @@ INSTANTIATE_TEST_SUITE_P(
                       BadHeader{"key_format", [](TileHeader* h) { h->key_format = 2; }},
                       BadHeader{"value_format", [](TileHeader* h) { h->value_format = 0; }},
                       BadHeader{"witness_bands", [](TileHeader* h) { h->witness_bands = 4; }},
-                      BadHeader{"reserved", [](TileHeader* h) { h->reserved = 1; }},
+                      BadHeader{"dither_check", [](TileHeader* h) { h->dither_check = 1; }},
                       BadHeader{"value_error_bound",
                                 [](TileHeader* h) { h->value_error_bound[3] = 0x7e00; }},
                       BadHeader{"value_radius", [](TileHeader* h) { h->value_radius = kNan; }},

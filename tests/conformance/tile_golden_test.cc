@@ -35,7 +35,7 @@ std::vector<uint16_t> GoldenRows(OriginalDtype dtype, int dim, int salt) {
 
 SequenceShape ShapeOf(const nlohmann::json& golden) {
   SequenceShape shape;
-  for (const KeyFormat format : {KeyFormat::kK8, KeyFormat::kK6, KeyFormat::kK4,
+  for (const KeyFormat format : {KeyFormat::kK8, KeyFormat::kK8D, KeyFormat::kK6, KeyFormat::kK4,
                                  KeyFormat::kFp8E4m3, KeyFormat::kF16, KeyFormat::kBf16}) {
     if (golden["key_format"] == KeyFormatName(format)) shape.key_format = format;
   }
@@ -77,6 +77,8 @@ TEST_P(TileGoldenTest, PlanesHaveTheirGoldenDigests) {
   for (const nlohmann::json& golden : all) {
     SCOPED_TRACE(golden.dump());
     const SequenceShape shape = ShapeOf(golden);
+    const bool lacks = shape.key_format == KeyFormat::kK8D && GetParam().backend == Backend::kCuda;
+    if (lacks) continue;
     const std::vector<uint16_t> keys = GoldenRows(shape.dtype, shape.head_dim, 5);
     const std::vector<uint16_t> values = GoldenRows(shape.dtype, shape.value_dim, 11);
     SequenceCase sequence(shape, SpecOfShape(shape), keys.data(), shape.head_dim, values.data(),

@@ -11,7 +11,7 @@ import pathlib
 import struct
 
 FOLDER = pathlib.Path(__file__).parent
-KEY_FORMATS = {"K8": 1, "K6": 2, "K4": 3, "FP8_E4M3": 4, "F16": 5, "BF16": 6}
+KEY_FORMATS = {"K8": 1, "K6": 2, "K4": 3, "FP8_E4M3": 4, "F16": 5, "BF16": 6, "K8D": 7}
 VALUE_FORMATS = {"V4": 1, "V8": 2, "F16": 5, "BF16": 6}
 
 
@@ -100,10 +100,10 @@ def up64(size):
 
 def tile_layout(key, value, head_dim, value_dim, bands):
     whole = key in ("F16", "BF16")
-    affine = key in ("K8", "K6", "K4")
+    affine = key in ("K8", "K8D", "K6", "K4")
     scale = 2 * head_dim if affine else 0
     coarse = 16 * head_dim * 2 if whole else 16 * head_dim // 2
-    fine = {"K8": 16 * head_dim // 2, "FP8_E4M3": 16 * head_dim // 2,
+    fine = {"K8": 16 * head_dim // 2, "K8D": 16 * head_dim // 2, "FP8_E4M3": 16 * head_dim // 2,
             "K6": 16 * head_dim // 4}.get(key, 0)
     channels = -(-value_dim // 32) * 32  # V4 pads to 32 channels
     values = {"V4": 16 * channels // 2, "V8": 16 * value_dim}.get(value, 16 * value_dim * 2)
@@ -129,7 +129,7 @@ def tile_layouts():
             if (key in ("F16", "BF16") or value in ("F16", "BF16")) and key != value:
                 continue
             for bands in (0, 1, 4):
-                if key == "FP8_E4M3" and bands != 4 or key == value and bands != 0:
+                if key == "FP8_E4M3" and bands != 4 or key in (value, "K8D") and bands != 0:
                     continue
                 rows += [tile_layout(key, value, dim, dim, bands) for dim in dims]
                 rows.append(tile_layout(key, value, 128, 80, bands))

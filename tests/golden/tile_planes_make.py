@@ -70,6 +70,37 @@ def encode_channel(x, key_format):
     return encode_affine(x, levels + centre, low)
 
 
+def philox(counter, key):
+    """Philox4x32-10."""
+    c, k = list(counter), list(key)
+    for _ in range(10):
+        a, b = 0xD2511F53 * c[0], 0xCD9E8D57 * c[2]
+        c = [b >> 32 ^ c[1] ^ k[0], b & 0xFFFFFFFF, a >> 32 ^ c[3] ^ k[1], a & 0xFFFFFFFF]
+        k = [(k[0] + 0x9E3779B9) & 0xFFFFFFFF, (k[1] + 0xBB67AE85) & 0xFFFFFFFF]
+    return c
+
+
+# Of every case of the conformance suite.
+SECRET, TAG = 0x0123456789ABCDEF, 1000
+
+
+def dither(d):
+    """[64][d] u of a tile."""
+    key = (SECRET & 0xFFFFFFFF, SECRET >> 32)
+    words = [[philox((t << 16 | i // 4, TAG & 0xFFFFFFFF, TAG >> 32, 1), key)[i % 4]
+              for i in range(d)] for t in range(64)]
+    return ((np.array(words) >> 8) - 2.0**23 + 0.5) * 2.0**-24
+
+
+def encode_dithered(x, u):
+    _, scale, zero = encode_affine(x, 255)
+    if scale == 0:
+        return np.zeros(len(x), int), scale, zero
+    codes = np.rint((x.astype(float) - float(zero)) / float(scale) + u).astype(int)
+    assert codes.min() >= 0 and codes.max() <= 255
+    return codes, scale, zero
+
+
 def rotate(x):
     x = x.copy()
     begin = 0
@@ -154,13 +185,15 @@ def encode(key_format, value_format, dtype, d, dv):
         if key_format == "FP8_E4M3":
             codes = np.array([e4m3((row / F32(0.03)).astype(F32)) for row in keys])
         else:
-            columns = [encode_channel(keys[:, i], key_format) for i in range(d)]
+            u = dither(d) if key_format == "K8D" else None
+            columns = [encode_channel(keys[:, i], key_format) if u is None
+                       else encode_dithered(keys[:, i], u[:, i]) for i in range(d)]
             codes = np.array([c[0] for c in columns]).T
             head = padded(np.array([c[1] for c in columns], "<f2").tobytes())
             head += padded(np.array([c[2] for c in columns], "<f2").tobytes())
         blocks = [codes[16 * s:16 * s + 16] for s in range(4)]
         coarse = [nibble_plane(b >> 4) for b in blocks]
-        if key_format in ("K8", "FP8_E4M3"):
+        if key_format in ("K8", "K8D", "FP8_E4M3"):
             fine = [nibble_plane(b & 15) for b in blocks]
         elif key_format == "K6":
             fine = [pair_plane(b >> 2 & 3) for b in blocks]
@@ -182,7 +215,7 @@ def main():
     cases = []
     for key, value, bands in (("K8", "V4", 0), ("K8", "V8", 1), ("K6", "V4", 1), ("K6", "V8", 4),
                               ("K4", "V4", 0), ("FP8_E4M3", "V8", 4), ("F16", "F16", 0),
-                              ("BF16", "BF16", 0)):
+                              ("BF16", "BF16", 0), ("K8D", "V8", 0)):
         for d, dv in ((64, 64), (80, 96), (96, 80), (128, 256), (256, 128)):
             for dtype in ("F16", "BF16"):
                 if key in ("F16", "BF16") and key != dtype:
