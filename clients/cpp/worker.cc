@@ -93,7 +93,7 @@ struct Worker::Impl {
   const std::string tenant_salt;
   const AttachedSession session;
   const std::unique_ptr<StoreClient> store;
-  const SlabLayout device_layout;
+  SlabLayout device_layout;
   const SlabLayout backing_layout;
   const SlabLayout staging_layout;
   UniqueFd socket;  // the session lives while it is open
@@ -110,6 +110,7 @@ absl::Status Worker::Impl::MapSlabs() {
   CERTKV_ASSIGN_OR_RETURN(backing, Mapping::Map(fds[1].get(), Mapping::Access::kReadOnly));
   CERTKV_ASSIGN_OR_RETURN(staging, Mapping::Map(fds[2].get(), Mapping::Access::kReadWrite));
   CERTKV_RETURN_IF_ERROR(device_layout.CheckHeader(device.data(), device.size_bytes()));
+  device_layout.AdoptDitherSecret(device.data());
   CERTKV_RETURN_IF_ERROR(backing_layout.CheckHeader(backing.data(), backing.size_bytes()));
   return staging_layout.CheckHeader(staging.data(), staging.size_bytes());
 }

@@ -16,6 +16,7 @@ namespace {
 
 constexpr int32_t kStagingSlots = 4;
 constexpr uint64_t kSealedGeneration = 6;
+constexpr uint64_t kDitherSecret = 0xfa4e;
 
 template <typename T>
 T ValueOrDie(absl::StatusOr<T> value) {
@@ -53,7 +54,7 @@ SequenceData RandomSequence(const CacheSpec& spec, int64_t token_count, float ke
 }
 
 FakeCache::WriterSlab FakeCache::MakeSlab(SlabKind kind, int32_t slot_count) {
-  SlabLayout layout(spec_, kind, slot_count);
+  SlabLayout layout(spec_, kind, slot_count, kDitherSecret);
   UniqueFd fd = ValueOrDie(CreateMemfd("fake", layout.slab_bytes()));
   Mapping mapping = ValueOrDie(Mapping::Map(fd.get(), Mapping::Access::kReadWrite));
   layout.WriteHeader(mapping.data());

@@ -28,6 +28,7 @@ absl::StatusOr<MappedSlab> MappedSlab::Create(const CacheSpec& spec, SlabKind ki
   }
   SlabLayout layout(spec, kind, header.slot_count);
   CERTKV_RETURN_IF_ERROR(layout.CheckHeader(mapping.data(), mapping.size_bytes()));
+  layout.AdoptDitherSecret(mapping.data());
   return MappedSlab(std::move(mapping), std::move(layout));
 }
 

@@ -24,6 +24,37 @@ TEST_F(BulkPlaneTest, ChainComesByteForByte) {
   EXPECT_EQ(proxy_->connection_count(), 2) << "several connections are used";
 }
 
+CacheSpec DitheredSpec() {
+  CacheSpec spec = TinySpec();
+  for (LayerSpec& layer : spec.layers) layer.key_format = KeyFormat::kK8D;
+  return spec;
+}
+
+class DitheredBulkTest : public BulkPlaneTest {
+ protected:
+  DitheredBulkTest() : BulkPlaneTest(DitheredSpec()) {}
+};
+
+TEST_F(DitheredBulkTest, PlanesAreMadeWithTheSecretOfTheStoreThatPulls) {
+  source_.PutUnleased(writer_, 1, 0, 4);
+  Start();
+  for (const PullOrder order : {PullOrder::kWhole, PullOrder::kOriginalsLater}) {
+    const bool is_first = order == PullOrder::kWhole;
+    const auto result = Pull(1, is_first ? 2 : 4, order);
+    ASSERT_TRUE(result.ok()) << result.status();
+    EXPECT_EQ(result->pulled_count, 2);
+    EXPECT_EQ(result->pulled_bytes, 2 * original_bytes_) << "planes would be of no use";
+  }
+  const auto here = target_.Lookup(worker_, 1, 4);
+  const auto there = source_.Lookup(writer_, 1, 4);
+  ASSERT_TRUE(here.ok() && there.ok() && here->blocks.size() == 4u);
+  for (size_t i = 0; i < 4; ++i) {
+    EXPECT_TRUE(target_.IsReadable(worker_, here->blocks[i])) << i;
+    EXPECT_NE(PlanesAt(target_, worker_, here->blocks[i]),
+              PlanesAt(source_, writer_, there->blocks[i]));
+  }
+}
+
 TEST_F(BulkPlaneTest, BlocksThatAreThereAreNotAskedFor) {
   source_.PutUnleased(writer_, 1, 0, 6);
   target_.PutUnleased(worker_, 1, 0, 4);

@@ -72,6 +72,11 @@ absl::Status PullJob::Prepare() {
   absl::MutexLock lock(&mutex_);
   CERTKV_ASSIGN_OR_RETURN(pull_, with_.engine->BeginPull(request_.session, request_.keys));
   cache_ = pull_.cache;
+  // Another store has another secret: its planes could not be read here.
+  if (IsDithered(cache_->spec())) {
+    with_planes_ = false;
+    with_originals_ = true;
+  }
   next_ = publish_next_ = pull_.held.size();
   end_ = request_.keys.size();
   BulkPeer peer;

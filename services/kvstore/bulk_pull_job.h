@@ -80,8 +80,8 @@ class PullJob : public std::enable_shared_from_this<PullJob> {
   const BulkPuller::Dependencies with_;
   boost::asio::io_context* const io_context_;
   const PullRequest request_;
-  const bool with_planes_;  // of stage one
-  const bool with_originals_;
+  bool with_planes_;  // of stage one; set before it
+  bool with_originals_;
   std::atomic<bool> is_stopped_{false};
   size_t run_blocks_ = 1;
 

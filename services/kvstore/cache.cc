@@ -42,7 +42,8 @@ absl::StatusOr<std::shared_ptr<Cache>> Cache::Create(CacheId id, const CacheSpec
   const int32_t device_count =
       std::min(backing_count, SlotCountFor(spec, SlabKind::kDevice, sizes.device_bytes));
   if (device_count < 1) return SlabTooSmall(spec, SlabKind::kDevice, sizes.device_bytes);
-  CERTKV_ASSIGN_OR_RETURN(auto device, SlabMemory::Create(spec, SlabKind::kDevice, device_count));
+  CERTKV_ASSIGN_OR_RETURN(auto device, SlabMemory::Create(spec, SlabKind::kDevice, device_count,
+                                                          options.dither_secret));
   CERTKV_ASSIGN_OR_RETURN(auto backing,
                           SlabMemory::Create(spec, SlabKind::kBacking, backing_count));
   return std::shared_ptr<Cache>(

@@ -90,6 +90,7 @@ struct CacheOptions {
   EvictionPolicy eviction = EvictionPolicy::kReuse;
   const SpillTier* spill = nullptr;  // null: none
   TenantPool pool = {"", {""}};
+  uint64_t dither_secret = 0;  // not 0 where the spec has dithered keys
 };
 
 // Invariants:

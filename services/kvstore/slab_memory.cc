@@ -24,8 +24,9 @@ absl::string_view MemfdName(SlabKind kind) {
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<SlabMemory>> SlabMemory::Create(const CacheSpec& spec, SlabKind kind,
-                                                               int32_t slot_count) {
-  SlabLayout layout(spec, kind, slot_count);
+                                                               int32_t slot_count,
+                                                               uint64_t dither_secret) {
+  SlabLayout layout(spec, kind, slot_count, dither_secret);
   CERTKV_ASSIGN_OR_RETURN(UniqueFd fd, CreateMemfd(MemfdName(kind), layout.slab_bytes()));
   CERTKV_ASSIGN_OR_RETURN(Mapping mapping, Mapping::Map(fd.get(), Mapping::Access::kReadWrite));
   layout.WriteHeader(mapping.data());

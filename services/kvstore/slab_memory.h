@@ -24,10 +24,12 @@ namespace certkv::kvstore {
 // Threads: const after Create; who may write which slot is SlotPool's and StagingArea's business.
 class SlabMemory {
  public:
-  // `spec` is valid, slot_count >= 1. Errors: ResourceExhausted [MEMFD_FAILED], Internal
-  // [MEMFD_SEAL_FAILED | MEMFD_REOPEN_FAILED], FailedPrecondition [MAP_FAILED].
+  // `spec` is valid, slot_count >= 1; `dither_secret` is the cache's. Errors: ResourceExhausted
+  // [MEMFD_FAILED], Internal [MEMFD_SEAL_FAILED | MEMFD_REOPEN_FAILED], FailedPrecondition
+  // [MAP_FAILED].
   static absl::StatusOr<std::shared_ptr<SlabMemory>> Create(const CacheSpec& spec, SlabKind kind,
-                                                            int32_t slot_count);
+                                                            int32_t slot_count,
+                                                            uint64_t dither_secret = 0);
 
   const SlabLayout& layout() const { return layout_; }
   uint8_t* base() const { return mapping_.data(); }

@@ -25,14 +25,16 @@
 #include "kernels/core/status.h"
 #include "kernels/core/tile_layout.h"
 #include "services/common/log.h"
+#include "services/common/random_id.h"
 #include "services/kvstore/spill_record.h"
 
 namespace certkv::kvstore {
 namespace {
 
-// Keys: kFormatKey in the default column family; in the others kSpecKey, and for each block a
-// record under 'm' + key and its payload under 'b' + key, written together.
+// Keys: kFormatKey and kSecretKey in the default column family; in the others kSpecKey, and for
+// each block a record under 'm' + key and its payload under 'b' + key, written together.
 constexpr char kFormatKey[] = "certkv.format";
+constexpr char kSecretKey[] = "certkv.secret";
 constexpr char kSpecKey[] = "spec";
 constexpr char kRecordPrefix = 'm';
 constexpr char kPayloadPrefix = 'b';
@@ -142,10 +144,13 @@ class RocksDbSpill final : public SpillStore {
     }
     // A process that was killed while it made the database may have left it without our mark.
     if (is_new || (others.empty() && IsEmpty(default_))) {
-      return FromRocksDb(db_->Put(rocksdb::WriteOptions(), default_, kFormatKey, FormatText()),
-                         "writing the format version");
+      CERTKV_RETURN_IF_ERROR(
+          FromRocksDb(db_->Put(rocksdb::WriteOptions(), default_, kFormatKey, FormatText()),
+                      "writing the format version"));
+      return FindOrMakeSecret();
     }
-    const absl::Status format = CheckFormat(directory);
+    absl::Status format = CheckFormat(directory);
+    if (format.ok()) format = FindOrMakeSecret();
     for (const auto& [name, handle] : others) {
       const absl::Status spec = format.ok() ? AddFamily(directory, name, handle) : format;
       if (spec.ok()) continue;
@@ -219,6 +224,8 @@ class RocksDbSpill final : public SpillStore {
     return FromRocksDb(db_->Write(rocksdb::WriteOptions(), &batch), "deleting blocks");
   }
 
+  std::string Secret() const override { return secret_; }
+
   absl::Status Recover() override { return FromRocksDb(db_->Resume(), "resuming after an error"); }
 
  private:
@@ -254,6 +261,21 @@ class RocksDbSpill final : public SpillStore {
     return Refused("SPILL_FORMAT",
                    absl::StrCat(directory, " holds '", text, "', this version writes '",
                                 FormatText(), "'; remove the directory, or run that version"));
+  }
+
+  // A store of before there were secrets has none.
+  absl::Status FindOrMakeSecret() {
+    const rocksdb::Status read = db_->Get(rocksdb::ReadOptions(), default_, kSecretKey, &secret_);
+    if (read.IsNotFound()) {
+      secret_ = RandomBytes(kSpillSecretBytes);
+      rocksdb::WriteOptions options;
+      options.sync = true;
+      return FromRocksDb(db_->Put(options, default_, kSecretKey, secret_), "writing the secret");
+    }
+    CERTKV_RETURN_IF_ERROR(FromRocksDb(read, "reading the secret"));
+    if (secret_.size() == kSpillSecretBytes) return absl::OkStatus();
+    return Damaged(
+        absl::StrCat("the secret has ", secret_.size(), " bytes, expected ", kSpillSecretBytes));
   }
 
   // Takes a column family over, once its spec is the one that its name says. An empty one was made
@@ -301,6 +323,7 @@ class RocksDbSpill final : public SpillStore {
   }
 
   std::unique_ptr<rocksdb::DB> db_;
+  std::string secret_;  // since Open
   rocksdb::ColumnFamilyHandle* default_ = nullptr;
   absl::Status family_status_;
   absl::Mutex mutex_;

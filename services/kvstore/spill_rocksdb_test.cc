@@ -182,6 +182,20 @@ TEST_F(SpillRocksDbTest, AFlippedByteInAFileIsFound) {
   EXPECT_EQ(damaged, flipped);
 }
 
+TEST_F(SpillRocksDbTest, ASecretStaysWithTheDirectory) {
+  std::string secret;
+  for (int opening = 0; opening < 2; ++opening) {
+    const auto store = OpenRocksDbSpill(directory_);
+    ASSERT_TRUE(store.ok()) << store.status();
+    EXPECT_EQ((*store)->Secret().size(), kSpillSecretBytes);
+    if (opening == 0) secret = (*store)->Secret();
+    EXPECT_EQ((*store)->Secret(), secret);
+  }
+  const auto other = OpenRocksDbSpill(directory_ / "other");
+  ASSERT_TRUE(other.ok()) << other.status();
+  EXPECT_NE((*other)->Secret(), secret);
+}
+
 TEST_F(SpillRocksDbTest, AForeignDirectoryIsRefused) {
   fs::create_directories(directory_);
   std::ofstream(directory_ / "thesis.tex") << "important";

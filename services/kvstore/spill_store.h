@@ -2,6 +2,7 @@
 #ifndef CERTKV_SERVICES_KVSTORE_SPILL_STORE_H_
 #define CERTKV_SERVICES_KVSTORE_SPILL_STORE_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -25,6 +26,8 @@ struct SpilledBlock {
   std::string tenant;             // whose block it is; a valid name, or "" for nobody in particular
 };
 
+inline constexpr size_t kSpillSecretBytes = 32;
+
 // A block is there as a whole or not at all, also after the process was killed in the middle of a
 // call. Payloads are what block_payload.h makes.
 // Threads: all calls are safe concurrently; they wait for the disk.
@@ -44,6 +47,9 @@ class SpillStore {
   virtual absl::Status Get(const SpecDigest& spec, const SpilledBlock& block,
                            absl::Span<uint8_t> payload) = 0;
   virtual absl::Status Delete(const SpecDigest& spec, absl::Span<const BlockKey> keys) = 0;
+  // Random bytes (kSpillSecretBytes) that were made with the store and stay with it; "": it keeps
+  // none.
+  virtual std::string Secret() const { return ""; }
   // Tries to leave a state in which writes fail.
   virtual absl::Status Recover() = 0;
 };

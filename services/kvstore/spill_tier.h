@@ -120,6 +120,8 @@ class SpillTier {
   void Expire();
 
   SpillStats GetStats() const;
+  // Of the store, also before Load(); "" when the disk can't be used or keeps none.
+  std::string Secret() const { return store_ == nullptr ? "" : store_->Secret(); }
 
  private:
   struct Use {

@@ -2,10 +2,12 @@
 #include "services/kvstore/store_engine.h"
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/core/limits.h"
+#include "kernels/core/sha256.h"
 #include "kernels/core/status.h"
 #include "services/common/identity.h"
 #include "services/common/random_id.h"
@@ -24,6 +26,24 @@ absl::Status CacheNotFound(CacheId cache) {
                                 " is not registered with this store process; register it first"));
 }
 
+std::string RootOf(const SpillTier* spill) {
+  std::string root = spill == nullptr ? "" : spill->Secret();
+  return root.empty() ? RandomBytes(kSpillSecretBytes) : root;
+}
+
+// 0 where no keys are dithered. docs/formats.md, section 3.
+uint64_t DitherSecretOf(absl::string_view root, const CacheSpec& spec, const SpecDigest& cache) {
+  if (!IsDithered(spec)) return 0;
+  Sha256 hash;
+  hash.AddBytes("certkv.dither.v1");
+  hash.AddBytes(root);
+  hash.AddBytes(cache.view());
+  const auto bytes = hash.Finish();
+  uint64_t secret = 0;
+  std::memcpy(&secret, bytes.data(), sizeof(secret));
+  return secret == 0 ? 1 : secret;
+}
+
 }  // namespace
 
 StoreEngine::StoreEngine(const KvStoreConfig& config, const Clock* clock, ComputePool* pool,
@@ -32,6 +52,7 @@ StoreEngine::StoreEngine(const KvStoreConfig& config, const Clock* clock, Comput
       clock_(clock),
       pool_(pool),
       spill_(spill),
+      dither_root_(RootOf(spill)),
       events_(config.watcher_limit, config.event_queue_limit, config.event_history_limit,
               RandomId()),
       tenants_(config.tenant_quotas, config.tenant_limit) {}
@@ -60,7 +81,9 @@ absl::StatusOr<RegisteredCache> StoreEngine::RegisterCache(const CacheSpec& spec
     CERTKV_ASSIGN_OR_RETURN(
         cache, Cache::Create(CacheId{RandomId()}, spec,
                              {config_.device_memory_bytes, config_.backing_memory_bytes}, &events_,
-                             &counters_, CacheOptions{config_.eviction, spill_, pool}));
+                             &counters_,
+                             CacheOptions{config_.eviction, spill_, pool,
+                                          DitherSecretOf(dither_root_, spec, digest)}));
     caches_.emplace(cache->id(), cache);
   }
   // A cache that was asked for just now isn't the first to make room for another.

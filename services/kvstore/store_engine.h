@@ -444,6 +444,9 @@ class StoreEngine {
   const Clock* const clock_;
   ComputePool* const pool_;
   SpillTier* const spill_;  // null: none
+  // What the dither secrets of caches are made of: of the tier on disk, so that blocks that come
+  // back from there are read with the secret that they were made with; else of this process.
+  const std::string dither_root_;
   EventHub events_;
   absl::Mutex mutex_;
   // Signalled when a call has published or given up what it had claimed.

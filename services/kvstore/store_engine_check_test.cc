@@ -62,6 +62,28 @@ TEST_F(StoreEngineCheckTest, AScrubRebuildsPlanesInPlace) {
   harness_.engine.CheckInvariants();
 }
 
+TEST(DitheredCheckTest, AScrubRebuildsTheSameBytes) {
+  CacheSpec spec = TinySpec();
+  for (LayerSpec& layer : spec.layers) layer.key_format = KeyFormat::kK8D;
+  StoreHarness harness(StoreShape{}, spec);
+  StoreHarness::Worker worker = harness.Attach("worker");
+  const auto sealed = harness.Put(worker, 1, 0, 2);
+  ASSERT_TRUE(sealed.ok());
+  uint8_t* scan = worker.device_memory->base() +
+                  harness.device_layout.scan_offset(sealed->blocks[1].device.slot, 1, 0, 0);
+  const auto bytes = static_cast<size_t>(harness.device_layout.tile_layout(1).scan_bytes);
+  const std::vector<uint8_t> before(scan, scan + bytes);
+  EXPECT_EQ(harness.engine.Scrub(kEverything) > 0, true);
+  EXPECT_EQ(harness.engine.GetStats().counters.blocks_rebuilt, 0);
+  scan[300] ^= 4;                                 // a code
+  scan[offsetof(TileHeader, dither_check)] ^= 1;  // and what says whose dither it has
+  ASSERT_FALSE(harness.IsReadable(worker, sealed->blocks[1]));
+  while (harness.engine.Scrub(kEverything) > 0) continue;
+  while (harness.engine.Scrub(kEverything) > 0) continue;
+  EXPECT_EQ(harness.engine.GetStats().counters.blocks_rebuilt, 1);
+  EXPECT_EQ(std::vector<uint8_t>(scan, scan + bytes), before);
+}
+
 TEST_F(StoreEngineCheckTest, ATileOfAnotherBlockIsRebuilt) {
   harness_.PutUnleased(worker_, 1, 0, 2);
   // Valid by its own checksums, in the wrong place.

@@ -28,7 +28,7 @@ class StoreEngineSpillTest : public testing::Test {
     shape.backing_slots = slots_;
     shape.config = config_;
     shape.spill = tier_.get();
-    harness_ = std::make_unique<StoreHarness>(shape);
+    harness_ = std::make_unique<StoreHarness>(shape, spec_);
     worker_ = harness_->Attach("worker");
   }
   StoreHarness& store() { return *harness_; }
@@ -46,6 +46,7 @@ class StoreEngineSpillTest : public testing::Test {
     return static_cast<int32_t>(found->blocks.size());
   }
 
+  CacheSpec spec_ = TinySpec();
   KvStoreConfig config_;
   int32_t slots_ = 8;
   FakeClock clock_;
@@ -94,6 +95,54 @@ TEST_F(StoreEngineSpillTest, ARestartFindsAllThatWasWritten) {
   // A chain goes on where it ended.
   store().PutUnleased(worker_, 1, 3, 1);
   EXPECT_EQ(ReadAll(1, 4), 4);
+}
+
+class DitheredSpillTest : public StoreEngineSpillTest {
+ protected:
+  DitheredSpillTest() {
+    for (LayerSpec& layer : spec_.layers) layer.key_format = KeyFormat::kK8D;
+    Start();
+  }
+  // The planes of the chain's first block, which must be readable.
+  std::vector<uint8_t> Planes() {
+    EXPECT_EQ(ReadAll(0, 1), 1);
+    const BlockHandle handle = store().Info(0, 0).handle;
+    std::vector<uint8_t> planes;
+    for (int32_t layer = 0; layer < spec_.layer_count(); ++layer) {
+      const SlabLayout& layout = store().device_layout;
+      const uint8_t* scan =
+          worker_.device.data() + layout.scan_offset(handle.device.slot, layer, 0, 0);
+      const uint8_t* detail =
+          worker_.device.data() + layout.detail_offset(handle.device.slot, layer, 0, 0);
+      planes.insert(planes.end(), scan, scan + layout.tile_layout(layer).scan_bytes);
+      planes.insert(planes.end(), detail, detail + layout.tile_layout(layer).detail_bytes);
+    }
+    return planes;
+  }
+};
+
+TEST_F(DitheredSpillTest, ARestartReadsTheSameBytesWithTheSameSecret) {
+  store().PutUnleased(worker_, 0, 0, 1);
+  const std::vector<uint8_t> sealed = Planes();
+  store().engine.SpillAll();
+  Start();
+  EXPECT_EQ(Planes(), sealed);
+  // Made again from the originals alone, they are the same again.
+  disk_.files.begin()->second.payload[200] ^= 1;
+  Start();
+  EXPECT_EQ(Planes(), sealed);
+}
+
+TEST_F(DitheredSpillTest, PlanesOfALostSecretAreMadeAgain) {
+  store().PutUnleased(worker_, 0, 0, 1);
+  const std::vector<uint8_t> sealed = Planes();
+  store().engine.SpillAll();
+  disk_.secret = "another one";
+  Start();
+  EXPECT_NE(Planes(), sealed);
+  disk_.secret = "";  // none is kept: each process has its own
+  Start();
+  EXPECT_NE(Planes(), sealed);
 }
 
 TEST_F(StoreEngineSpillTest, AChainLongerThanMemoryIsFoundAsFarAsItFits) {

@@ -30,7 +30,8 @@ inline StoreShape BulkShape() {
 
 class BulkPlaneTest : public testing::Test {
  protected:
-  BulkPlaneTest() {
+  explicit BulkPlaneTest(const CacheSpec& spec = TinySpec())
+      : source_(BulkShape(), spec), target_(BulkShape(), spec) {
     writer_ = source_.Attach("writer", 64);
     worker_ = target_.Attach("worker", 64);
     const auto cache = source_.engine.CacheOf(writer_.session);
@@ -135,8 +136,8 @@ class BulkPlaneTest : public testing::Test {
   }
   int64_t block_bytes() const { return plane_bytes_ + original_bytes_; }
 
-  StoreHarness source_{BulkShape()};
-  StoreHarness target_{BulkShape()};
+  StoreHarness source_;
+  StoreHarness target_;
   StoreHarness::Worker writer_;
   StoreHarness::Worker worker_;
   int64_t plane_bytes_ = 0;

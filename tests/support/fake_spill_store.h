@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <functional>
 #include <map>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -22,6 +23,7 @@ struct FakeDisk {
   };
   absl::Mutex mutex;
   std::map<std::pair<SpecDigest, BlockKey>, File> files;
+  std::string secret = "of the fake disk";
   bool is_full = false;
   int recover_count = 0;
   std::function<void()> on_get = [] {};
@@ -70,6 +72,7 @@ class FakeSpillStore final : public kvstore::SpillStore {
     for (const BlockKey& key : keys) disk_->files.erase({spec, key});
     return absl::OkStatus();
   }
+  std::string Secret() const override { return disk_->secret; }
   absl::Status Recover() override {
     absl::MutexLock lock(&disk_->mutex);
     ++disk_->recover_count;

@@ -161,6 +161,7 @@ StoreHarness::Worker StoreHarness::Attach(const std::string& name, int32_t stagi
   worker.fd_token = attached->fd_token;
   worker.staging_id = attached->staging_id;
   worker.device_memory = slabs->device;
+  device_layout.AdoptDitherSecret(slabs->device->base());
   worker.backing_memory = slabs->backing;
   worker.device = *Mapping::Map(slabs->device->export_fd(), Mapping::Access::kReadOnly);
   worker.backing = *Mapping::Map(slabs->backing->export_fd(), Mapping::Access::kReadOnly);

@@ -90,7 +90,7 @@ class StoreHarness {
   kvstore::ComputePool pool{2, 64};
   kvstore::StoreEngine engine;
   CacheId cache{};
-  const SlabLayout device_layout;
+  SlabLayout device_layout;  // with the store's dither secret, once a worker is attached
   const SlabLayout backing_layout;
 };
 
