@@ -140,6 +140,8 @@ class AttentionImpl final : public Attention {
   absl::StatusOr<ReadResult> ConvertResult(v1::ReadResult&& result, const ReadRequest& read,
                                            const PolicyLease& lease) const;
   ReadResult ReadInProcess(const ReadRequest& read) const;
+  // Takes what failed reads may have taken of a slice of failure_probability.
+  void SpendFailed(const LeaseInUse& use, absl::Span<const ReadResult> results) const;
   // Takes the outputs from the slice; what does not fit is read exactly here instead.
   void SpendOrReadExactly(const LeaseInUse& use, absl::Span<const ReadRequest> reads,
                           std::vector<ReadResult>* results) const;
@@ -386,6 +388,14 @@ void AttentionImpl::SpendOrReadExactly(const LeaseInUse& use, absl::Span<const R
   }
 }
 
+void AttentionImpl::SpendFailed(const LeaseInUse& use, absl::Span<const ReadResult> results) const {
+  const int32_t heads = IsDithered(worker_.spec()) ? worker_.spec().query_head_count() : 0;
+  for (const ReadResult& result : results) {
+    const bool failed = !result.status.ok() && !IsLeaseExpired(result.status);
+    if (failed) use.account->SpendFailed(use.lease, heads);
+  }
+}
+
 std::vector<ReadResult> AttentionImpl::AttendPart(absl::Span<const ReadRequest> reads) {
   // A restarted certifier, a renewed lease or a repaired block deserves a second one.
   constexpr int kTries = 2;
@@ -401,6 +411,7 @@ std::vector<ReadResult> AttentionImpl::AttendPart(absl::Span<const ReadRequest> 
       for (ReadResult& result : results) result.status = answered.status();
       return results;
     }
+    SpendFailed(use, *answered);
     const bool again =
         std::any_of(answered->begin(), answered->end(), [](const ReadResult& result) {
           return !result.status.ok() &&

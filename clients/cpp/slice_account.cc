@@ -29,13 +29,21 @@ bool SliceAccount::Spend(const PolicyLease& lease, absl::Span<const ReadCertific
   if (closed_) return false;
   int64_t left = slice_units_ - spent_units_;
   for (const ReadCertificate& certificate : certificates) {
-    if (certificate.outcome == Outcome::kExact) continue;
+    if (certificate.outcome == Outcome::kExact && SpendsTv(lease.risk_mode)) continue;
     left -= Units(SpendsTv(lease.risk_mode) ? certificate.worst_case_tv
                                             : certificate.failure_probability);
     if (left < 0) return false;
   }
   spent_units_ = slice_units_ - left;
   return true;
+}
+
+void SliceAccount::SpendFailed(const PolicyLease& lease, int64_t head_count) {
+  if (lease.risk_mode != RiskMode::kUnion || lease.read_mode != ReadMode::kEnforce) return;
+  absl::MutexLock lock(&mutex_);
+  if (closed_) return;
+  const int64_t units = head_count * Units(FailureShare(lease.budget_slice));
+  spent_units_ += std::min(units, slice_units_ - spent_units_);
 }
 
 double SliceAccount::Close() {

@@ -27,8 +27,12 @@ class SliceAccount {
   explicit SliceAccount(const PolicyLease& lease);
 
   // Takes the heads of one read, all or none, under `lease`, which has the account's lease id.
-  // Exact heads cost nothing, nor do any in kThreshold and in kObserve.
+  // Nothing costs in kThreshold and in kObserve, and exact heads do only in kUnion, what their
+  // reads had taken of failure_probability before they came to be exact.
   bool Spend(const PolicyLease& lease, absl::Span<const ReadCertificate> certificates);
+  // kUnion: a read of so many heads of dithered keys ended in an error, after each may have taken
+  // its share. Takes those, or all that is left.
+  void SpendFailed(const PolicyLease& lease, int64_t head_count);
   // Nothing can be spent from now on. Returns what was: exact, a multiple of 2^-40.
   double Close();
 

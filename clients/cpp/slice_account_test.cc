@@ -77,6 +77,27 @@ TEST(SliceAccountTest, UnionSpendsFailureProbability) {
   EXPECT_FALSE(account.Spend(lease, {may_fail}));
 }
 
+TEST(SliceAccountTest, UnionSpendsWhatExactAndFailedReadsHadTaken) {
+  const PolicyLease lease = Lease(RiskMode::kUnion, 0.25);
+  SliceAccount account(lease);
+  ReadCertificate exact = Certified(1e-6f);
+  exact.outcome = Outcome::kExact;
+  EXPECT_TRUE(account.Spend(lease, {exact}));
+  exact.failure_probability = FailureShare(0.25);
+  EXPECT_TRUE(account.Spend(lease, {exact, exact}));
+  account.SpendFailed(lease, 3);
+  EXPECT_EQ(account.Close(), 5 * 0x1p-18);
+  account.SpendFailed(lease, 1);
+  EXPECT_EQ(account.Close(), 5 * 0x1p-18);
+
+  SliceAccount small(lease);
+  small.SpendFailed(lease, int64_t{1} << 30);
+  EXPECT_EQ(small.Close(), 0.25) << "never more than the slice";
+  SliceAccount other(Lease(RiskMode::kCumulative, 0.25));
+  other.SpendFailed(Lease(RiskMode::kCumulative, 0.25), 3);
+  EXPECT_EQ(other.Close(), 0);
+}
+
 TEST(SliceAccountTest, UnknownAmountsCountAsOne) {
   const PolicyLease lease = Lease(RiskMode::kCumulative, 1.5);
   SliceAccount account(lease);

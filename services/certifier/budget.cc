@@ -10,13 +10,13 @@
 namespace certkv::certifier {
 namespace {
 
-constexpr double kUnitsPerTv = 0x1p40;
+constexpr double kUnitsPerOne = 0x1p40;
 // A larger slice is clamped: 2^22 heads at worst_case_tv 1, more than one lease can serve.
 constexpr int64_t kSliceUnitsMax = int64_t{1} << 62;
 
 int64_t SliceUnits(double slice) {
   CERTKV_CHECK(slice >= 0 && std::isfinite(slice), "a lease was validated before its account");
-  const double units = std::floor(slice * kUnitsPerTv);  // exact: a power of two
+  const double units = std::floor(slice * kUnitsPerOne);  // exact: a power of two
   return units < 0x1p62 ? static_cast<int64_t>(units) : kSliceUnitsMax;
 }
 
@@ -24,9 +24,9 @@ int64_t SliceUnits(double slice) {
 
 BudgetAccount::BudgetAccount(double slice) : slice_(slice), slice_units_(SliceUnits(slice)) {}
 
-int64_t BudgetAccount::Reserve(float worst_case_tv) {
-  if (!(worst_case_tv >= 0 && worst_case_tv <= 1)) return -1;
-  const auto units = static_cast<int64_t>(std::ceil(double{worst_case_tv} * kUnitsPerTv));
+int64_t BudgetAccount::Reserve(float amount) {
+  if (!(amount >= 0 && amount <= 1)) return -1;
+  const auto units = static_cast<int64_t>(std::ceil(double{amount} * kUnitsPerOne));
   int64_t spent = spent_units_.load(std::memory_order_relaxed);
   do {
     if (units > slice_units_ - spent) return -1;
@@ -39,14 +39,18 @@ void BudgetAccount::Refund(int64_t units) {
   CERTKV_CHECK(units >= 0 && before >= units, "no more is given back than was taken");
 }
 
+float BudgetAccount::TakeShare() {
+  const float share = FailureShare(slice_);
+  return share > 0 && Reserve(share) >= 0 ? share : 0.0f;
+}
+
 double BudgetAccount::spent() const {
-  return static_cast<double>(spent_units_.load(std::memory_order_relaxed)) / kUnitsPerTv;
+  return static_cast<double>(spent_units_.load(std::memory_order_relaxed)) / kUnitsPerOne;
 }
 
 absl::StatusOr<std::shared_ptr<BudgetAccount>> BudgetBook::AccountOf(const PolicyLease& lease,
                                                                      int64_t now_ms) {
-  // Formats of this version are deterministic: a read spends nothing of a kUnion slice.
-  if (!SpendsTv(lease.risk_mode)) return std::shared_ptr<BudgetAccount>();
+  if (lease.risk_mode == RiskMode::kThreshold) return std::shared_ptr<BudgetAccount>();
   absl::MutexLock lock(&mutex_);
   const auto found = accounts_.find(lease.lease_id);
   if (found != accounts_.end()) {

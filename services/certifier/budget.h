@@ -1,8 +1,11 @@
-// How much the sum of worst_case_tv may still grow under one policy lease (RiskMode::kCumulative
-// and kAnytime).
+// How much the sum of worst_case_tv (RiskMode::kCumulative and kAnytime) or of failure_probability
+// (kUnion) may still grow under one policy lease.
 //
 // A head reserves its worst_case_tv before its output is served; the reservation stays spent when
 // the read succeeds and is given back when it ends in an error, because then nothing was served.
+// A head of dithered keys takes its share before it is read, and never gives it back: whether a
+// read ends exact or in an error depends on the dither, and a share that came back in just those
+// cases would let the others fail more often than they pay for (docs/bounds.md, section 10).
 // Amounts are integers in units of 2^-40, a head's rounded up and the slice rounded down, so that
 // the sum neither depends on the order of threads nor exceeds the slice by rounding.
 //
@@ -28,13 +31,15 @@ class BudgetAccount {
   // `slice` is finite and >= 0.
   explicit BudgetAccount(double slice);
 
-  // Takes worst_case_tv from the slice. Returns the units taken (to be given back on failure), or
-  // -1 when they don't fit (a NaN never fits).
-  int64_t Reserve(float worst_case_tv);
+  // Takes an amount from the slice. Returns the units taken (to be given back on failure), or -1
+  // when they don't fit (a NaN never fits).
+  int64_t Reserve(float amount);
   // Gives units of a reservation back: its head was not served.
   void Refund(int64_t units);
+  // kUnion: takes FailureShare of the slice; 0 when it does not fit.
+  float TakeShare();
 
-  double spent() const;  // sum of worst_case_tv reserved or served
+  double spent() const;  // sum reserved, taken or served
   double slice() const { return slice_; }
 
  private:
@@ -52,7 +57,7 @@ class BudgetBook {
   // `account_limit` bounds memory; at least 1.
   explicit BudgetBook(int32_t account_limit) : account_limit_(account_limit) {}
 
-  // The account of a valid lease; null when its risk mode spends no tv.
+  // The account of a valid lease; null in kThreshold.
   // Errors: InvalidArgument [POLICY_LEASE_INVALID], the lease id is known with another slice;
   //         ResourceExhausted [BUDGET_ACCOUNT_LIMIT].
   absl::StatusOr<std::shared_ptr<BudgetAccount>> AccountOf(const PolicyLease& lease, int64_t now_ms)

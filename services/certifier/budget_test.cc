@@ -57,6 +57,19 @@ TEST(BudgetAccountTest, RoundsAmountsUpAndTheSliceDown) {
   EXPECT_EQ(account.Reserve(0x1p-60f), -1);
 }
 
+TEST(BudgetAccountTest, SharesOfAFailureProbabilityAddUpToTheSliceAtMost) {
+  BudgetAccount account(1e-9);
+  int64_t count = 0;
+  while (account.TakeShare() > 0) ++count;
+  EXPECT_EQ(count, 1099);  // of one unit each, as a part in 2^16 is less
+  EXPECT_LE(account.spent(), 1e-9);
+  EXPECT_EQ(account.TakeShare(), 0);
+  BudgetAccount large(0.25);
+  EXPECT_EQ(large.TakeShare(), 0x1p-18f);
+  EXPECT_EQ(large.spent(), 0x1p-18);
+  EXPECT_EQ(BudgetAccount(0).TakeShare(), 0);
+}
+
 TEST(BudgetAccountTest, IsNeverOverspentByConcurrentHeads) {
   static constexpr double kSlice = 10;
   static constexpr float kTv = 0.013f;

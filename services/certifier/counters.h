@@ -30,9 +30,13 @@ struct CertifierCounters {
   std::atomic<int64_t> repair_bytes{0};   // originals read again for repairs
   std::atomic<int64_t> attend_passes{0};  // calls of the attention kernel
   // Progressive reads. Tokens are counted per query head, of reads answered.
-  std::atomic<int64_t> skipping_heads{0};      // heads that skipped tokens
-  std::atomic<int64_t> skip_misses{0};         // times a head skipped too much and read more
-  std::atomic<int64_t> unskippable_heads{0};   // allowed to skip, but their format can't
+  std::atomic<int64_t> skipping_heads{0};     // heads that skipped tokens
+  std::atomic<int64_t> skip_misses{0};        // times a head skipped too much and read more
+  std::atomic<int64_t> unskippable_heads{0};  // allowed to skip, but their format can't
+  // Heads of dithered keys: with a failure probability from the lease, and without one, so that
+  // they are read by the bound that holds for sure.
+  std::atomic<int64_t> dithered_heads{0};
+  std::atomic<int64_t> shareless_heads{0};
   std::atomic<int64_t> read_tokens{0};         // tokens read in full
   std::atomic<int64_t> skipped_tokens{0};      // and those skipped
   std::atomic<int64_t> read_bytes{0};          // bytes of records, originals and tails

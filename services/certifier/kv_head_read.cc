@@ -63,6 +63,7 @@ absl::Status KvHeadRead::Run(KvHeadResult* result) {
     if (plan_.mode == ReadMode::kEnforce && terms_[g].exact) {
       workspace_->ladders[g].ClimbToHead({plan_.tile_begin(), plan_.tile_end()}, sources(g));
     }
+    share_[g] = TakeShare(g);
     skip_[g] = FirstSkip(g);
     is_pending_[g] = true;
     was_read_[g] = false;
@@ -79,6 +80,20 @@ absl::Status KvHeadRead::Run(KvHeadResult* result) {
   std::copy_n(workspace_->sources.begin(), result->tile_sources.size(),
               result->tile_sources.begin());
   return tiles_.CheckUnchanged();
+}
+
+float KvHeadRead::TakeShare(int32_t g) {
+  const bool reads_dither = plan_.tile_layout().key_format == KeyFormat::kK8D &&
+                            plan_.tile_begin() < plan_.tile_end() &&
+                            plan_.mode == ReadMode::kEnforce && !terms_[g].exact;
+  if (!reads_dither) return 0;
+  float share = 0;
+  if (plan_.snapshot.policy->risk_mode == RiskMode::kUnion) {
+    share = plan_.snapshot.budget->TakeShare();
+  }
+  (share > 0 ? counters_->dithered_heads : counters_->shareless_heads)
+      .fetch_add(1, std::memory_order_relaxed);
+  return share;
 }
 
 float KvHeadRead::FirstSkip(int32_t g) {
@@ -194,6 +209,7 @@ AttendArgs KvHeadRead::PassArgs() {
     if (!request.sink_logits.empty()) {
       workspace_->pass_sink_logits[i] = request.sink_logits[query_head];
     }
+    workspace_->pass_failure_probability[i] = share_[pass_heads_[i]];
   }
   AttendArgs args{};
   args.layout = &plan_.tile_layout();
@@ -203,6 +219,7 @@ AttendArgs KvHeadRead::PassArgs() {
   args.group_size = pass_count_;
   args.queries = workspace_->pass_queries.data();
   args.sink_logits = request.sink_logits.empty() ? nullptr : workspace_->pass_sink_logits.data();
+  args.failure_probability = workspace_->pass_failure_probability.data();
   args.tiles = workspace_->tiles.data();
   args.tile_count = plan_.tile_count;
   args.tile_sources = workspace_->pass_sources.data();
@@ -224,7 +241,7 @@ absl::Status KvHeadRead::Finish(FinishArgs finish_args, int32_t pass_index, floa
   finish_args.rounding_term = workspace_->rounding_term[pass_index];
   finish_args.value_radius = value_radius;
   // A budget is spent by the bound itself, so that there the tightest one is wanted.
-  finish_args.tv_tolerance = plan_.snapshot.budget == nullptr ? tolerances.tv_tolerance : 0.0f;
+  finish_args.tv_tolerance = plan_.snapshot.tv_budget() == nullptr ? tolerances.tv_tolerance : 0.0f;
   Certificate finished;
   CERTKV_RETURN_IF_ERROR(kernels_.finish(finish_args, &workspace_->finish, &finished));
   certificate->worst_case_tv = finished.worst_case_tv;
@@ -239,6 +256,7 @@ absl::Status KvHeadRead::Finish(FinishArgs finish_args, int32_t pass_index, floa
     certificate->worst_case_tv = finished.worst_case_tv;
     certificate->output_error_bound = finished.output_error_bound;
   }
+  certificate->failure_probability = share_[g];
   certificate->layer = plan_.request.layer;
   certificate->query_head = kv_head_ * group_size() + g;
   certificate->query_position = plan_.request.query_position;
@@ -249,8 +267,8 @@ absl::Status KvHeadRead::Finish(FinishArgs finish_args, int32_t pass_index, floa
 
 bool KvHeadRead::TakeFromBudget(int32_t g, KvHeadResult* result) {
   int64_t units = 0;
-  if (plan_.snapshot.budget != nullptr) {
-    units = plan_.snapshot.budget->Reserve(result->certificates[g].worst_case_tv);
+  if (plan_.snapshot.tv_budget() != nullptr) {
+    units = plan_.snapshot.tv_budget()->Reserve(result->certificates[g].worst_case_tv);
   }
   if (units >= 0) {
     result->reserved_units += units;

@@ -62,6 +62,9 @@ class KvHeadRead {
   int32_t group_size() const { return plan_.cache->spec().group_size; }
   uint8_t* sources(int32_t g) { return workspace_->sources.data() + int64_t{g} * plan_.tile_count; }
 
+  // The failure probability that head g's reads may have: a share of a kUnion lease's slice, where
+  // its keys are dithered; 0 = none, its bounds hold for sure.
+  float TakeShare(int32_t g);
   // How much of its tolerance head g may spend on skipping in its first read; 0 = it reads all.
   float FirstSkip(int32_t g);
   // Lists in pass_heads_ the pending heads that skip, or those that don't; false when there is
@@ -101,7 +104,8 @@ class KvHeadRead {
   HeadTerms terms_[kGroupSizeMax];       // what it must satisfy
   bool is_pending_[kGroupSizeMax] = {};  // not accepted yet
   bool was_read_[kGroupSizeMax] = {};
-  float skip_[kGroupSizeMax] = {};  // what its next read may skip; 0: nothing, from now on
+  float share_[kGroupSizeMax] = {};  // failure probability
+  float skip_[kGroupSizeMax] = {};   // what its next read may skip; 0: nothing, from now on
 };
 
 }  // namespace certkv::certifier

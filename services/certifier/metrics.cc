@@ -28,6 +28,10 @@ constexpr MetricInfo kInfos[] = {
      "Query heads that skipped tokens; times one had skipped too much and read more (missed); "
      "heads "
      "that were allowed to and whose format can't (unable)"},
+    {"certkv_certifier_dithered_heads_total", MetricKind::kCounter, "tier",
+     "Query heads read from dithered keys: with a share of a UNION budget (dither), or by the "
+     "bound "
+     "that holds for sure because there was none (deterministic)"},
     {"certkv_certifier_passes_total", MetricKind::kCounter, "", "Calls of the attention kernel"},
     {"certkv_certifier_tiles_verified_total", MetricKind::kCounter, "what",
      "Tiles whose checksums were recomputed, of quantized records or of originals"},
@@ -77,6 +81,9 @@ void CollectCertifierMetrics(const CertifierCounters& counters, int32_t view_cou
   sink->Add(skips, Load(counters.skipping_heads), {{"result", "skipped"}});
   sink->Add(skips, Load(counters.skip_misses), {{"result", "missed"}});
   sink->Add(skips, Load(counters.unskippable_heads), {{"result", "unable"}});
+  const char* const dithered = "certkv_certifier_dithered_heads_total";
+  sink->Add(dithered, Load(counters.dithered_heads), {{"tier", "dither"}});
+  sink->Add(dithered, Load(counters.shareless_heads), {{"tier", "deterministic"}});
   sink->Add("certkv_certifier_passes_total", Load(counters.attend_passes));
   sink->Add("certkv_certifier_tiles_verified_total", Load(counters.tiles_verified),
             {{"what", "quantized"}});

@@ -34,7 +34,7 @@ absl::Status ReadEngine::ReadKvHead(const ReadPlan& plan, int32_t kv_head, ReadW
 absl::Status ReadEngine::EndRead(const ReadPlan& plan, const absl::Status& status,
                                  int64_t reserved_units, const ReadOutput& output) const {
   if (!status.ok()) {
-    if (plan.snapshot.budget != nullptr) plan.snapshot.budget->Refund(reserved_units);
+    if (plan.snapshot.tv_budget() != nullptr) plan.snapshot.tv_budget()->Refund(reserved_units);
     counters_->failed_reads.fetch_add(1, std::memory_order_relaxed);
     counters_->CountError(status);
     return status;

@@ -59,6 +59,17 @@ void PlantFocus(const CacheSpec& spec, std::mt19937_64* random, SequenceData* da
   }
 }
 
+void MakeDithered(CacheSpec* spec) {
+  spec->layers[0].key_format = KeyFormat::kK8D;
+  spec->layers[0].witness_bands = 0;
+}
+
+// Of 2e-11: that a bound fails in this test has probability 1e-7.
+void GiveShares(PolicyLease* lease) {
+  lease->risk_mode = RiskMode::kUnion;
+  lease->budget_slice = 1e-6;
+}
+
 class ReadPropertyTest : public ::testing::TestWithParam<int> {};
 
 TEST_P(ReadPropertyTest, IsCertifiedWithinToleranceOrExactAndNothingElse) {
@@ -76,6 +87,7 @@ TEST_P(ReadPropertyTest, IsCertifiedWithinToleranceOrExactAndNothingElse) {
       spec.layers[0].key_format = KeyFormat::kK8;
       spec.layers[0].sliding_window = 0;
     }
+    if (sequence % 4 == 1) MakeDithered(&spec);
     ASSERT_TRUE(ValidateCacheSpec(spec).ok()) << ValidateCacheSpec(spec);
     const int64_t token_count = (has_focus ? 400 : 1) + random() % 500;
     SequenceData data = RandomSequence(
@@ -95,6 +107,8 @@ TEST_P(ReadPropertyTest, IsCertifiedWithinToleranceOrExactAndNothingElse) {
       if (random() % 4 == 0) {
         lease.risk_mode = RiskMode::kCumulative;
         lease.budget_slice = 0.1;
+      } else if (sequence % 4 == 1 && read % 2 == 0) {
+        GiveShares(&lease);
       }
       const auto view = fake.OpenView(lease, &book);
       const std::vector<float> queries =

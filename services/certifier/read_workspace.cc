@@ -78,6 +78,7 @@ void ReadWorkspace::Reserve(const WorkspaceShape& wanted) {
   ladder.Reserve(shape.tile_count, shape.atom_count);
   Grow(&pass_queries, heads * shape.head_dim);
   Grow(&pass_sink_logits, heads);
+  Grow(&pass_failure_probability, heads);
   Grow(&pass_sources, heads * shape.tile_count);
   Grow(&outputs, heads * shape.value_dim);
   Grow(&lse_nat, heads);

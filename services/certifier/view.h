@@ -39,8 +39,11 @@ struct ViewSnapshot {
   std::shared_ptr<const BlockList> blocks;  // never null
   ViewTail tail;
   std::shared_ptr<const PolicyLease> policy;  // never null
-  std::shared_ptr<BudgetAccount> budget;      // null unless the policy spends tv
+  std::shared_ptr<BudgetAccount> budget;      // null in RiskMode::kThreshold
   int64_t token_count = 0;                    // of the blocks and the tail
+
+  // The account that worst_case_tv is taken from, or null.
+  BudgetAccount* tv_budget() const { return SpendsTv(policy->risk_mode) ? budget.get() : nullptr; }
 };
 
 // Are these blocks in the slabs now? Every block has a slot in the device tier; one without

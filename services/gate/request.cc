@@ -39,9 +39,12 @@ std::string Describe(const ReadCertificate& certificate) {
 
 }  // namespace
 
+bool IsExactOutput(const ReadCertificate& certificate) {
+  return certificate.outcome == Outcome::kExact && certificate.worst_case_tv <= kExactTvMax;
+}
+
 bool IsExactByArithmetic(const ReadCertificate& certificate) {
-  return certificate.outcome == Outcome::kExact && certificate.worst_case_tv <= kExactTvMax &&
-         certificate.failure_probability == 0;
+  return IsExactOutput(certificate) && certificate.failure_probability == 0;
 }
 
 absl::Status ClosedError(absl::string_view name) {
@@ -238,11 +241,11 @@ double Request::AmountOf(const ReadCertificate& certificate) const {
 }
 
 std::string Request::WhyOutside(const ReadCertificate& certificate) const {
-  if (IsExactByArithmetic(certificate)) return "";
   if (certificate.failure_probability > 0 && risk_mode_ != RiskMode::kUnion) {
     return absl::StrCat("its bounds may fail, which ", RiskModeName(risk_mode_),
                         " does not account for");
   }
+  if (IsExactOutput(certificate)) return "";
   bool quantized_allowed = false;
   for (const Leased& entry : leased_) {
     const HeadTerms terms = TermsOf(entry.terms, certificate.layer, certificate.query_head);

@@ -126,6 +126,8 @@ struct RequestRisk {
 };
 
 // Was the read computed from originals alone, and is its bound float arithmetic?
+bool IsExactOutput(const ReadCertificate& certificate);
+// And did it take nothing of a kUnion budget before it came to that?
 bool IsExactByArithmetic(const ReadCertificate& certificate);
 // FailedPrecondition [REQUEST_CLOSED].
 absl::Status ClosedError(absl::string_view name);

@@ -170,6 +170,22 @@ TEST_F(RequestBudgetTest, UnionChargesFailureProbabilityAndDeterministicReadsNot
   EXPECT_EQ(LastEvent(), "BUDGET_OVERRUN");
 }
 
+TEST_F(RequestBudgetTest, UnionChargesAnExactReadWhatItHadTaken) {
+  Policy policy;
+  policy.risk_mode = RiskMode::kUnion;
+  policy.failure_probability = 1e-6;
+  policy.tolerances.tv_tolerance = 0;  // which float arithmetic does not meet
+  Open(policy);
+  ReadCertificate exact = Certified(1e-6f);
+  exact.outcome = Outcome::kExact;
+  exact.rung = Rung::kHead;
+  exact.failure_probability = 0x1p-22f;
+  EXPECT_TRUE(request_->Decide(exact, policy_, now_ms_)->accepted);
+  EXPECT_EQ(Report({exact})->outside_tolerance, 0);
+  EXPECT_EQ(Report({exact})->action, DirectiveAction::kContinue);
+  EXPECT_EQ(request_->Risk(policy_).totals.failure_probability_sum, 3 * 0x1p-22);
+}
+
 TEST_F(RequestBudgetTest, AReadThatMayFailIsOutsideEveryOtherMode) {
   ReadCertificate may_fail = Certified(0.1f);
   may_fail.failure_probability = 1e-9f;

@@ -35,12 +35,13 @@ std::string Request::WhyNotAccepted(const ReadCertificate& certificate,
     return absl::StrCat("failure_probability ", certificate.failure_probability,
                         " has no place in ", RiskModeName(risk_mode_));
   }
-  if (!MeetsTvTolerance(certificate, tolerances)) {
+  const bool is_exact = IsExactOutput(certificate);
+  if (!is_exact && !MeetsTvTolerance(certificate, tolerances)) {
     *next_rung = AtLeast(Rung::kKeys, certificate);  // values read again do not move the softmax
     return absl::StrCat("worst_case_tv ", certificate.worst_case_tv, " exceeds tv_tolerance ",
                         tolerances.tv_tolerance);
   }
-  if (!MeetsTolerances(certificate, tolerances)) {
+  if (!is_exact && !MeetsTolerances(certificate, tolerances)) {
     *next_rung = AtLeast(Rung::kValues, certificate);
     return absl::StrCat("value_term ", certificate.value_term, " of radius ",
                         certificate.value_radius, ", output_error_bound ",

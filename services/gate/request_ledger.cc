@@ -84,7 +84,9 @@ int64_t Request::WantedByDecide(const ReadCertificate& certificate, const Policy
   }
   const HeadTerms terms = TermsForDecide(policy, certificate, now_ms);
   const bool may_fail = certificate.failure_probability > 0 && risk_mode_ != RiskMode::kUnion;
-  if (terms.exact || may_fail || !MeetsTolerances(certificate, terms.tolerances)) return 0;
+  const bool is_served =
+      IsExactOutput(certificate) || MeetsTolerances(certificate, terms.tolerances);
+  if (terms.exact || may_fail || !is_served) return 0;
   return UnitsOf(certificate);
 }
 
