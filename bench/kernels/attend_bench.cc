@@ -50,6 +50,7 @@ struct Format {
 };
 constexpr Format kFormats[] = {{KeyFormat::kK8, ValueFormat::kV4, 0},
                                {KeyFormat::kK8, ValueFormat::kV8, 0},
+                               {KeyFormat::kK8D, ValueFormat::kV8, 0},
                                {KeyFormat::kK6, ValueFormat::kV4, 1}};
 constexpr char kUncertified[] = "/uncertified";
 
@@ -96,7 +97,7 @@ std::vector<Variant> MakeVariants(const Shape& shape, const std::vector<float>& 
     const std::shared_ptr<SealedCache> cache = MakeSealedCache(of);
     const std::string name = FormatPairName(format.key_format, format.value_format);
     variants.emplace_back(name, of, cache, queries, nullptr);
-    if (UncertifiedKernels() == nullptr) continue;
+    if (UncertifiedKernels() == nullptr || format.key_format == KeyFormat::kK8D) continue;
     variants.emplace_back(absl::StrCat(name, kUncertified), of, cache, queries,
                           UncertifiedKernels());
   }

@@ -16,6 +16,7 @@ namespace {
 
 constexpr int64_t kHugePageBytes = int64_t{2} << 20;
 constexpr uint64_t kSeed = 20240611;
+constexpr uint64_t kDitherSecret = 0xbe2c4;  // of caches with dithered keys
 
 }  // namespace
 
@@ -49,7 +50,7 @@ void FillOriginals(uint64_t seed, int32_t dim, std::vector<uint16_t>* keys,
 
 SealedCache::SealedCache(const CacheSpec& spec, int32_t tile_count, int64_t bytes_min,
                          const FillTile& fill)
-    : layout_(MakeTileLayout(spec, 0)),
+    : layout_(MakeTileLayout(spec, 0, kDitherSecret)),
       tile_count_(tile_count),
       head_count_(static_cast<int32_t>((bytes_min + head_bytes() - 1) / head_bytes())),
       buffer_(head_count_ * head_bytes()) {

@@ -18,7 +18,7 @@ constexpr char kFooter[] =
     "reached; 4 (demo) a bound was violated or an output was neither certified nor exact.\n"
     "Targets are gRPC addresses: unix:/run/certkv/certkvd.sock, or host:port.";
 
-constexpr char kFormats[] = "K8V4, K8V8, K6V4, K6V8, K4V4, K4V8, FP8_E4M3 or F16";
+constexpr char kFormats[] = "K8V4, K8V8, K8DV4, K8DV8, K6V4, K6V8, K4V4, K4V8, FP8_E4M3 or F16";
 
 // Everything that options are parsed into.
 struct Parsed {

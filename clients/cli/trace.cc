@@ -168,16 +168,18 @@ std::vector<float> Trace::Queries(int32_t layer_index, int32_t query_index) cons
 }
 
 absl::StatusOr<FormatChoice> ParseFormat(absl::string_view name) {
-  for (const KeyFormat key : {KeyFormat::kK8, KeyFormat::kK6, KeyFormat::kK4}) {
+  for (const KeyFormat key : {KeyFormat::kK8, KeyFormat::kK8D, KeyFormat::kK6, KeyFormat::kK4}) {
     for (const ValueFormat value : {ValueFormat::kV4, ValueFormat::kV8}) {
       if (name == FormatPairName(key, value)) return FormatChoice{key, value};
     }
   }
   if (name == "FP8_E4M3") return FormatChoice{KeyFormat::kFp8E4m3, ValueFormat::kV8};
   if (name == "F16") return FormatChoice{KeyFormat::kF16, ValueFormat::kF16};
-  return MakeError(absl::StatusCode::kInvalidArgument, "FORMAT_UNKNOWN",
-                   absl::StrCat("format is '", name,
-                                "', must be K8V4, K8V8, K6V4, K6V8, K4V4, K4V8, FP8_E4M3 or F16"));
+  return MakeError(
+      absl::StatusCode::kInvalidArgument, "FORMAT_UNKNOWN",
+      absl::StrCat("format is '", name,
+                   "', must be K8V4, K8V8, K8DV4, K8DV8, K6V4, K6V8, K4V4, K4V8, FP8_E4M3 "
+                   "or F16"));
 }
 
 }  // namespace certkv::cli

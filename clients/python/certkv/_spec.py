@@ -14,7 +14,7 @@ class LayerSpec:
     """How one layer is stored.
 
     Attributes:
-        key_format: "K8", "K6", "K4", "FP8_E4M3" (needs witness_bands = 4), "F16" or "BF16".
+        key_format: "K8", "K8D", "K6", "K4", "FP8_E4M3" (needs witness_bands = 4), "F16" or "BF16".
         value_format: "V4", "V8", "F16" or "BF16".
         witness_bands: bytes of the token witness: 0, 1 or 4.
         fp8_key_scale: FP8_E4M3 only: the tensor's scale.

@@ -60,8 +60,9 @@ const char* DtypeText(OriginalDtype dtype) {
 }
 
 LayerSpec LayerOf(const py::handle& layer) {
-  static constexpr std::array kKeys = {KeyFormat::kK8,      KeyFormat::kK6,  KeyFormat::kK4,
-                                       KeyFormat::kFp8E4m3, KeyFormat::kF16, KeyFormat::kBf16};
+  static constexpr std::array kKeys = {KeyFormat::kK8,  KeyFormat::kK8D,     KeyFormat::kK6,
+                                       KeyFormat::kK4,  KeyFormat::kFp8E4m3, KeyFormat::kF16,
+                                       KeyFormat::kBf16};
   static constexpr std::array kValues = {ValueFormat::kV4, ValueFormat::kV8, ValueFormat::kF16,
                                          ValueFormat::kBf16};
   LayerSpec spec;
