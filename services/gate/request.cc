@@ -403,6 +403,7 @@ Standing Request::standing() const {
                               ? budget_->committed() / budget_->limit()
                               : 0,
           .update_time_ms = static_cast<double>(update_time_ms_),
+          .event_time_ms = static_cast<double>(account_.latest_event_ms()),
           .closed = closed_,
           .troubled = totals.reads_outside_tolerance > 0 || totals.failed_read_count > 0 ||
                       totals.canary_mismatches > 0 || !forced_reason_.empty()};

@@ -38,6 +38,20 @@ void CountAnswer(const ReportBatch& batch, const ReportAnswer& answer, GateCount
   counters->CountReads(batch.certificates);
 }
 
+// The `count` requests whose latest events are the latest, at or after `since_ms`.
+std::vector<RiskRank> LatestEvents(const RiskIndex& index, int64_t since_ms, size_t count) {
+  std::vector<RiskRank> ranks;
+  for (const RiskIndex::Cell& cell : index.cells()) {
+    const double time_ms = cell.event_time_ms.load(std::memory_order_relaxed);
+    if (cell.request == nullptr || time_ms < 0 || time_ms < static_cast<double>(since_ms)) continue;
+    ranks.push_back({time_ms, 0, cell.request->name()});
+  }
+  const size_t told = std::min(ranks.size(), count);
+  std::partial_sort(ranks.begin(), ranks.begin() + static_cast<std::ptrdiff_t>(told), ranks.end());
+  ranks.resize(told);
+  return ranks;
+}
+
 // The first `count` requests that match and come after `after`, in their order; *matching counts
 // all that do.
 std::vector<RiskRank> FirstRanks(const RiskIndex& index, const RiskQuery& query,
@@ -97,14 +111,6 @@ RequestRegistry::RequestRegistry(const GateConfig& config, const Clock* clock, L
 std::shared_ptr<const Policy> RequestRegistry::SharedPolicy() const {
   absl::ReaderMutexLock lock(&mutex_);
   return policy_;
-}
-
-std::vector<std::shared_ptr<RequestRegistry::Entry>> RequestRegistry::AllEntries() const {
-  absl::ReaderMutexLock lock(&mutex_);
-  std::vector<std::shared_ptr<Entry>> entries;
-  entries.reserve(entries_.size());
-  for (const auto& named : entries_) entries.push_back(named.second);
-  return entries;
 }
 
 absl::StatusOr<std::shared_ptr<RequestRegistry::Entry>> RequestRegistry::Find(
@@ -400,8 +406,17 @@ absl::StatusOr<PolicyTrial> RequestRegistry::TryPolicy(const Policy& policy) con
 }
 
 std::vector<NamedEvent> RequestRegistry::ListEvents(int64_t since_ms, int32_t count) const {
+  // The `count` requests with the latest events have all that is told: each has one at least that
+  // comes before those of the others. No other request is locked.
+  std::vector<std::shared_ptr<Entry>> entries;
+  {
+    absl::ReaderMutexLock lock(&mutex_);
+    for (const RiskRank& rank : LatestEvents(index_, since_ms, static_cast<size_t>(count))) {
+      entries.push_back(entries_.find(rank.request)->second);
+    }
+  }
   std::vector<NamedEvent> events;
-  for (const std::shared_ptr<Entry>& entry : AllEntries()) {
+  for (const std::shared_ptr<Entry>& entry : entries) {
     absl::MutexLock lock(&entry->mutex);
     for (const RiskEvent& event : entry->request.events()) {
       if (event.time_ms >= since_ms) events.push_back({entry->request.name(), event});

@@ -195,7 +195,6 @@ class RequestRegistry {
   void ForgetUnknown(const std::string& name);
   absl::StatusOr<std::shared_ptr<Entry>> Find(absl::string_view request) const;
   std::shared_ptr<const Policy> SharedPolicy() const;
-  std::vector<std::shared_ptr<Entry>> AllEntries() const;
   void Retire(const std::string& name, Entry* entry, int64_t now_ms)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Forget(const std::string& name) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

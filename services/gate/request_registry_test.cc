@@ -1,6 +1,7 @@
 #include "services/gate/request_registry.h"
 
 #include <cmath>
+#include <limits>
 #include <set>
 #include <string>
 #include <thread>
@@ -269,6 +270,37 @@ TEST_F(RequestRegistryTest, ListsWhatIsFilteredFor) {
             "FILTER_INVALID");
   EXPECT_EQ(ReasonOf(registry_->ListRisks({.filter = {.score_min = std::nanf("")}}).status()),
             "FILTER_INVALID");
+}
+
+TEST_F(RequestRegistryTest, ListsTheLatestEventsOfAllRequests) {
+  std::vector<std::string> expected;
+  for (int i = 0; i < 20; ++i) {
+    clock_.AdvanceMs(10);
+    const bool has_event = i % 2 == 0;
+    OpenWithRead(absl::StrCat("r", i), has_event ? 0.9f : 0.01f);  // outside tolerance, or not
+    if (has_event) expected.insert(expected.begin(), absl::StrCat("requests/r", i));
+  }
+  const auto names = [this](int64_t since_ms, int32_t count) {
+    std::vector<std::string> told;
+    int64_t last_ms = std::numeric_limits<int64_t>::max();
+    for (const NamedEvent& named : registry_->ListEvents(since_ms, count)) {
+      EXPECT_LE(named.event.time_ms, last_ms);
+      EXPECT_GE(named.event.time_ms, since_ms);
+      last_ms = named.event.time_ms;
+      told.push_back(named.request);
+    }
+    return told;
+  };
+  EXPECT_EQ(names(0, 100), expected);
+  EXPECT_EQ(names(0, 3), (std::vector<std::string>{expected.begin(), expected.begin() + 3}));
+  EXPECT_EQ(names(clock_.NowMs() - 10, 100), std::vector<std::string>{expected[0]});
+  EXPECT_TRUE(names(clock_.NowMs() + 1, 100).empty());
+  // A request that was told of before, and an earlier one that has another event.
+  clock_.AdvanceMs(10);
+  const OwnedBatch batch{.batch_number = 2, .certificates = {Certified(0.9f)}};
+  ASSERT_TRUE(registry_->Report("requests/r4", batch.batch()).ok());
+  EXPECT_EQ(names(0, 1), std::vector<std::string>{"requests/r4"});
+  EXPECT_EQ(names(0, 100).size(), expected.size() + 1);
 }
 
 TEST_F(RequestRegistryTest, ForgetsTheOldestClosedRequestsBeyondTheLimit) {

@@ -128,6 +128,11 @@ void RiskAccount::RecordCanaries(int64_t checks, int64_t mismatches) {
 void RiskAccount::AddEvent(int64_t time_ms, absl::string_view kind, absl::string_view message) {
   events_.push_back({time_ms, std::string(kind), std::string(message)});
   if (events_.size() > kRiskEventsMax) events_.pop_front();
+  // A clock that jumped back leaves later times behind.
+  latest_event_ms_ = -1;
+  for (const RiskEvent& event : events_) {
+    latest_event_ms_ = std::max(latest_event_ms_, event.time_ms);
+  }
 }
 
 std::vector<HeadRisk> RiskAccount::AllHeads() const {

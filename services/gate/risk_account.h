@@ -88,6 +88,8 @@ class RiskAccount {
     return totals_.canary_mismatches > 0 ? 1.0f : totals_.max_first_worst_case_tv;
   }
   const std::deque<RiskEvent>& events() const { return events_; }
+  // Of those, the latest by its time; -1: none.
+  int64_t latest_event_ms() const { return latest_event_ms_; }
   // At most `count` heads, by largest worst_case_tv, then by sum, then by place.
   std::vector<HeadRisk> RiskiestHeads(int32_t count) const;
   // All heads that have reads, by layer and query head.
@@ -116,6 +118,7 @@ class RiskAccount {
   std::vector<WorstRead> worst_;               // in no order
   size_t least_worst_ = 0;                     // its index, once there are kWorstReadsMax
   std::deque<RiskEvent> events_;
+  int64_t latest_event_ms_ = -1;
 };
 
 }  // namespace certkv::gate

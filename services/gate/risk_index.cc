@@ -13,6 +13,7 @@ void RiskIndex::Cell::Set(const Standing& standing) {
   repair_bytes.store(standing.repair_bytes, kRelaxed);
   budget_share.store(standing.budget_share, kRelaxed);
   update_time_ms.store(standing.update_time_ms, kRelaxed);
+  event_time_ms.store(standing.event_time_ms, kRelaxed);
   closed.store(standing.closed, kRelaxed);
   troubled.store(standing.troubled, kRelaxed);
 }

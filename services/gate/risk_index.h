@@ -25,6 +25,7 @@ struct Standing {
   double repair_bytes = 0;
   double budget_share = 0;  // committed / budget
   double update_time_ms = 0;
+  double event_time_ms = -1;  // of the latest event that is kept; -1: none
   bool closed = false;
   bool troubled = false;
 };
@@ -37,6 +38,7 @@ class RiskIndex {
     std::atomic<double> repair_bytes{0};
     std::atomic<double> budget_share{0};
     std::atomic<double> update_time_ms{0};
+    std::atomic<double> event_time_ms{-1};
     std::atomic<bool> closed{false};
     std::atomic<bool> troubled{false};
     const Request* request = nullptr;  // null: free
