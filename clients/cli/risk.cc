@@ -54,6 +54,7 @@ json ToJson(const v1::RequestRisk& risk) {
           {"budget", risk.budget()},
           {"budget_committed", risk.budget_committed()},
           {"budget_left", risk.budget_left()},
+          {"counts_one_replica", risk.counts_one_replica()},
           {"loss_bound", risk.loss_bound()},
           {"tenant", risk.tenant()},
           {"model", risk.model()},
@@ -105,6 +106,9 @@ void Print(const GlobalOptions& global, const v1::RequestRisk& risk) {
     std::cout << RiskModeName(static_cast<RiskMode>(risk.risk_mode())) << " budget "
               << FormatBound(risk.budget()) << ", " << FormatBound(risk.budget_committed())
               << " of it given away\n";
+  }
+  if (risk.counts_one_replica()) {
+    std::cout << "gate runs in replicas: budget of all, counts of the one that answered\n";
   }
   Table worst;
   for (const char* title : {"position", "layer", "head", "first TV", "served TV"}) {

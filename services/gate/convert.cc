@@ -236,6 +236,7 @@ void RequestRiskToProto(const RequestRisk& risk, v1::RequestRisk* proto) {
   proto->set_max_worst_case_tv(ToFloatRoundedUp(totals.sums.tv_max));
   proto->set_sum_worst_case_tv(totals.sums.tv_sum);
   proto->set_budget(risk.budget);
+  proto->set_counts_one_replica(risk.counts_one_replica);
   proto->set_max_first_worst_case_tv(totals.max_first_worst_case_tv);
   proto->set_reads_certified_first(totals.reads_certified_first);
   proto->set_reads_repaired_values(by_rung(Rung::kValues));

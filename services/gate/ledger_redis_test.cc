@@ -343,6 +343,33 @@ TEST_F(SharedRegistryTest, AReporterGoesOnAtAnotherReplicaAndIsCountedOnce) {
   EXPECT_GT(back->lease->sequence, again->lease->sequence);
 }
 
+TEST_F(SharedRegistryTest, AnotherReplicaTellsWhatTheLedgerHas) {
+  ASSERT_TRUE(replicas_[0]->OpenRequest("r", "", {}).ok());
+  ASSERT_TRUE(Report(0, 1, {Certified(0.125f)})->counted);
+  EXPECT_EQ(ReasonOf(replicas_[1]->GetRisk(kName).status()), "REQUEST_NOT_FOUND");
+  ASSERT_TRUE(replicas_[1]->Refresh(kName).ok());
+  const auto here = replicas_[0]->GetRisk(kName);
+  auto there = replicas_[1]->GetRisk(kName);
+  ASSERT_TRUE(there.ok()) << there.status();
+  EXPECT_TRUE(there->counts_one_replica);
+  EXPECT_EQ(there->budget, here->budget);
+  EXPECT_EQ(there->budget_committed, here->budget_committed);
+  EXPECT_GT(there->budget_committed, 0);
+  EXPECT_EQ(there->totals.sums.read_count, 0) << "its own";
+  // What happens elsewhere is told by the next one.
+  ASSERT_TRUE(replicas_[0]->Decide(kName, Certified(0.125f))->accepted);
+  ASSERT_TRUE(replicas_[0]->CloseRequest(kName).ok());
+  ASSERT_TRUE(replicas_[1]->Refresh(kName).ok());
+  there = replicas_[1]->GetRisk(kName);
+  EXPECT_TRUE(there->closed);
+  EXPECT_GT(there->budget_committed, here->budget_committed);
+
+  EXPECT_EQ(ReasonOf(replicas_[1]->Refresh("requests/never")), "REQUEST_NOT_FOUND");
+  server_->Kill();
+  EXPECT_TRUE(replicas_[1]->Refresh(kName).ok()) << "what is known is told";
+  EXPECT_EQ(ReasonOf(replicas_[1]->Refresh("requests/other")), "LEDGER_UNAVAILABLE");
+}
+
 TEST_F(SharedRegistryTest, AReadOutsideToleranceForcesTheRequestAtEveryReplica) {
   for (int i = 0; i < 2; ++i) ASSERT_TRUE(replicas_[i]->OpenRequest("r", "", {}).ok());
   ASSERT_TRUE(Report(0, 1, {Certified(0.9f)})->counted);

@@ -389,6 +389,7 @@ RequestRisk Request::Risk(const Policy& whole_policy, bool all_heads, int64_t no
   risk.tenant = terms_.tenant;
   risk.model = terms_.model;
   risk.forced_exact = !forced_reason_.empty();
+  risk.counts_one_replica = limits_.shared;
   risk.open_time_ms = open_time_ms_;
   risk.update_time_ms = update_time_ms_;
   return risk;

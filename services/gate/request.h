@@ -121,6 +121,7 @@ struct RequestRisk {
   double budget_left = 0;
   double loss_bound = 0;  // kAnytime: AnytimeLossBound of the sum so far
   bool forced_exact = false;
+  bool counts_one_replica = false;  // of several that share a ledger, which has the budget
   int64_t open_time_ms = 0;
   int64_t update_time_ms = 0;
 };

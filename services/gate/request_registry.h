@@ -108,6 +108,9 @@ class RequestRegistry {
   // Makes a request that another replica opened known here. Nothing without a shared ledger.
   // Errors: NotFound [REQUEST_NOT_FOUND] and others of Find; ResourceExhausted [REQUEST_LIMIT].
   absl::Status Adopt(absl::string_view request);
+  // Adopt, and what the shared ledger has of the request now. One that is known stays as it is when
+  // the ledger can't be asked or does not know it any more.
+  absl::Status Refresh(absl::string_view request);
   // `request` is "requests/{request}" here and below. An unknown request is answered kRelease.
   // Errors: InvalidArgument [REQUEST_NAME_INVALID]; as Request::Report.
   absl::StatusOr<ReportAnswer> Report(absl::string_view request, const ReportBatch& batch);

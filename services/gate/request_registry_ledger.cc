@@ -34,6 +34,26 @@ absl::Status RequestRegistry::Adopt(absl::string_view request) {
   return FindOrAdopt(std::string(request)).status();
 }
 
+absl::Status RequestRegistry::Refresh(absl::string_view request) {
+  if (ledger_ == nullptr) return absl::OkStatus();
+  const std::string name(request);
+  absl::StatusOr<std::shared_ptr<Entry>> entry = Find(name);
+  if (!entry.ok() && !absl::IsNotFound(entry.status())) return entry.status();
+  const absl::StatusOr<LedgerState> state = ledger_->Load(name);
+  const bool is_told = state.ok() && state->known;
+  if (!is_told && entry.ok()) return absl::OkStatus();
+  CERTKV_RETURN_IF_ERROR(state.status());
+  if (!state->known) return UnknownError(name);
+  if (!entry.ok()) return AddAdopted(name, *state).status();
+  absl::MutexLock lock(&mutex_);
+  absl::MutexLock entry_lock(&(*entry)->mutex);
+  const bool was_closed = (*entry)->request.closed();
+  (*entry)->request.SetLedgerState(*state, clock_->NowMs());
+  if (!was_closed && (*entry)->request.closed()) Retire(name, entry->get(), clock_->NowMs());
+  (*entry)->UpdateCell();
+  return absl::OkStatus();
+}
+
 absl::StatusOr<std::shared_ptr<RequestRegistry::Entry>> RequestRegistry::FindOrAdopt(
     const std::string& name) {
   absl::StatusOr<std::shared_ptr<Entry>> entry = Find(name);

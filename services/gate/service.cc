@@ -137,7 +137,8 @@ class GateServer::Core final : public v1::Gate::CallbackService,
   ServerUnaryReactor* GetRequestRisk(CallbackServerContext* context,
                                      const v1::GetRequestRiskRequest* request,
                                      v1::RequestRisk* response) override {
-    return Unary(context, Scope::kRisk, [&](const Identity& caller) -> absl::Status {
+    return AtLedger(context, Scope::kRisk, [=, this](const Identity& caller) -> absl::Status {
+      CERTKV_RETURN_IF_ERROR(registry_.Refresh(request->request()));
       CERTKV_RETURN_IF_ERROR(CheckRequest(caller, request->request()));
       CERTKV_ASSIGN_OR_RETURN(const gate::RequestRisk risk,
                               registry_.GetRisk(request->request(), request->all_heads()));
