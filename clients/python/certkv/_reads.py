@@ -40,7 +40,7 @@ value_term, value_radius: parts of it, value units.
 rung, outcome: values of Rung and Outcome.
 first_worst_case_tv: worst_case_tv of the first read, before repair.
 repair_bytes: originals read again for this head.
-failure_probability: chance that the bounds don't hold; 0 = deterministic, as all formats are.
+failure_probability: chance that the bounds don't hold; above 0 only of K8D keys under a union budget.
 key_format, value_format: codes of docs/formats.md; 0 = not said.
 read_tokens, skipped_tokens, read_bytes: how much was read in the pass that was accepted.
 skipped_share: the part of worst_case_tv that skipped tokens cost.
