@@ -1,5 +1,5 @@
 // What the dither of K8D keys adds to logits. Plain loops: the generator is most of it, and there
-// is one for all instruction sets (docs/performance.md says what that costs).
+// is one for all instruction sets (docs/decisions/0061 says what that costs).
 #include <array>
 #include <cstdint>
 
