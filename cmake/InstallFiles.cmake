@@ -7,6 +7,10 @@ else()
   set(config_directory "${CMAKE_INSTALL_PREFIX}/etc/certkv")
 endif()
 
+# Of this installation alone: two may run at once.
+string(MD5 key "$ENV{DESTDIR}${CMAKE_INSTALL_PREFIX}")
+string(APPEND certkv_work "/${key}")
+
 # A unit names programs, documents and config by their whole paths.
 file(GLOB units "${certkv_source}/deploy/systemd/*.service")
 foreach(unit IN LISTS units)
@@ -89,3 +93,4 @@ run(completion certkv completion)
 file(WRITE "${certkv_work}/completion/certkv" "${completion}")
 file(INSTALL "${certkv_work}/completion/certkv"
      DESTINATION "${CMAKE_INSTALL_PREFIX}/share/bash-completion/completions")
+file(REMOVE_RECURSE "${certkv_work}")
