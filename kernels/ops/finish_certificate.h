@@ -16,7 +16,7 @@ struct FinishArgs {
   const float* block_lse;         // [A] nats, -infinity = empty atom
   const float* block_max_logit;   // [A] nats
   const float* logit_half_width;  // [A] nats
-  int32_t sink_index;  // atom of the sink (c = 0, no value), or -1
+  int32_t sink_index;             // atom of the sink (c = 0, no value), or -1
   float value_term;
   float rounding_term;
   float value_radius;
