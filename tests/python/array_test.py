@@ -167,7 +167,7 @@ def test_dlpack_tensors_that_are_refused_are_given_back_too(client, made):
 
 def test_specs_are_checked_when_they_are_made():
     for change, says in (
-        ({"key_format": "K9"}, "key_format is 'K9', must be one of K8, K6, K4"),
+        ({"key_format": "K9"}, "key_format is 'K9', must be one of K8, K8D, K6, K4"),
         ({"rope_pairing": "split"}, "rope_pairing is 'split'"),
         ({"original_dtype": "float32"}, "original_dtype is 'float32'"),
         ({"block_tokens": 100}, "block_tokens"),
