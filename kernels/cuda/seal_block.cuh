@@ -3,6 +3,7 @@
 #ifndef CERTKV_KERNELS_CUDA_SEAL_BLOCK_CUH_
 #define CERTKV_KERNELS_CUDA_SEAL_BLOCK_CUH_
 
+#include "kernels/core/affine_code.h"
 #include "kernels/cuda/attend_block.cuh"
 #include "kernels/cuda/float_math.cuh"
 #include "kernels/cuda/seal.h"
@@ -50,43 +51,7 @@ __device__ inline void StoreDword(uint8_t* address, uint32_t dword) {
   *reinterpret_cast<uint32_t*>(address) = dword;
 }
 
-struct AffineCoding {
-  uint16_t scale;  // fp16 bits
-  uint16_t zero;
-  float zero_value;
-  float inverse;
-};
-
-// Single float operations, in the order of docs/formats.md.
-__device__ inline float LevelInverse(float level_max) {
-  return static_cast<float>((1 + 0x1p-22) / level_max);
-}
-
-__device__ inline AffineCoding ChooseCoding(float min, float max, float level_max) {
-  AffineCoding coding;
-  coding.zero = code::FloatToF16RoundedDown(min);
-  if (coding.zero == 0x8000) coding.zero = 0;
-  coding.zero_value = code::F16ToFloat(coding.zero);
-  const float range = max - coding.zero_value;
-  coding.scale =
-      range > 0 ? code::FloatToF16RoundedUp(range * LevelInverse(level_max)) : uint16_t{0};
-  coding.inverse = coding.scale != 0 ? 1.0f / code::F16ToFloat(coding.scale) : 0.0f;
-  return coding;
-}
-
-__device__ inline AffineCoding ChooseKeyCoding(float min, float max, const AffineDepth& depth) {
-  const AffineCoding plain = ChooseCoding(min, max, 255);
-  if (depth.centre == 0) return plain;
-  const auto level_max = static_cast<float>(depth.mask);
-  const float range = max - plain.zero_value;
-  const float step = range * LevelInverse(level_max);
-  const float margin = depth.centre * step;
-  const AffineCoding moved = ChooseCoding(min - margin, max, level_max + depth.centre);
-  const float product = (max - moved.zero_value) * LevelInverse(level_max + depth.centre);
-  return product <= range * LevelInverse(level_max - depth.centre) ? moved : plain;
-}
-
-__device__ inline uint8_t ChooseCode(const AffineCoding& coding, float x) {
+__device__ inline uint8_t ChooseCode(const code::AffineCoding& coding, float x) {
   return static_cast<uint8_t>(rintf((x - coding.zero_value) * coding.inverse));
 }
 
@@ -115,7 +80,7 @@ __device__ inline void EncodeKeys(const SealFormat& format, const AffineDepth& d
         min = fminf(min, key(t, i));
         max = fmaxf(max, key(t, i));
       }
-      const AffineCoding coding = ChooseKeyCoding(min, max, depth);
+      const code::AffineCoding coding = code::ChooseKeyCoding(min, max, depth);
       StoreWord(tile.scan + layout.scale_offset + 2 * i, coding.scale);
       StoreWord(tile.scan + layout.zero_offset + 2 * i, coding.zero);
       for (int t = 0; t < kTileTokens; ++t) {
@@ -177,7 +142,8 @@ __device__ inline float EncodeRotatedRow(const SealFormat& format, const SealTil
     min = fminf(min, row[i]);
     max = fmaxf(max, row[i]);
   }
-  AffineCoding coding = ChooseCoding(-WarpMax(-min, 32), WarpMax(max, 32), is_v4 ? 15.0f : 255.0f);
+  code::AffineCoding coding =
+      code::ChooseCoding(-WarpMax(-min, 32), WarpMax(max, 32), is_v4 ? 15.0f : 255.0f);
   const bool is_encodable = (coding.zero & 0x7c00) != 0x7c00 && (coding.scale & 0x7c00) != 0x7c00;
   if (!is_encodable) coding.scale = coding.zero = 0;
   uint8_t* const scales = tile.detail + t / kSubBlockTokens * layout.sub_block_bytes +

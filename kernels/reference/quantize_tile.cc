@@ -33,6 +33,7 @@
 
 #include "kernels/bounds/dither.h"
 #include "kernels/bounds/rounding.h"
+#include "kernels/core/affine_code.h"
 #include "kernels/core/check.h"
 #include "kernels/core/half.h"
 #include "kernels/core/witness.h"
@@ -49,37 +50,9 @@ constexpr double kNormInflation = 1 + 0x1p-42;
 // Above this a float butterfly of 8 stages could overflow later on; see the top of the file.
 constexpr float kRotationInputMax = 0x1p100f;
 
-struct AffineCoding {
-  uint16_t scale;  // fp16 bits
-  uint16_t zero;
-  float zero_value;
-  float inverse;
-};
-
-float LevelInverse(float level_max) { return static_cast<float>((1 + 0x1p-22) / level_max); }
-
-AffineCoding ChooseCoding(float min, float max, float level_max) {
-  AffineCoding coding;
-  coding.zero = FloatToF16RoundedDown(min);
-  if (coding.zero == 0x8000) coding.zero = 0;
-  coding.zero_value = F16ToFloat(coding.zero);
-  const float range = max - coding.zero_value;
-  coding.scale = range > 0 ? FloatToF16RoundedUp(range * LevelInverse(level_max)) : uint16_t{0};
-  coding.inverse = coding.scale != 0 ? 1.0f / F16ToFloat(coding.scale) : 0.0f;
-  return coding;
-}
-
-AffineCoding ChooseKeyCoding(float min, float max, const AffineDepth& depth) {
-  const AffineCoding plain = ChooseCoding(min, max, 255);
-  if (depth.centre == 0) return plain;
-  const auto level_max = static_cast<float>(depth.mask);
-  const float range = max - plain.zero_value;
-  const float step = range * LevelInverse(level_max);
-  const float margin = depth.centre * step;
-  const AffineCoding moved = ChooseCoding(min - margin, max, level_max + depth.centre);
-  const float product = (max - moved.zero_value) * LevelInverse(level_max + depth.centre);
-  return product <= range * LevelInverse(level_max - depth.centre) ? moved : plain;
-}
+using code::AffineCoding;
+using code::ChooseCoding;
+using code::ChooseKeyCoding;
 
 uint32_t ChooseCode(const AffineCoding& coding, float x, int level_max) {
   const float quotient = (x - coding.zero_value) * coding.inverse;
