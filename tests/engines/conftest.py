@@ -57,7 +57,7 @@ def model_folder(model, tokenizer, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def server():
-    # Each model and pair of formats is a cache of its own, and the certifier stays attached to all.
+    # Each model and pair of formats is a cache of its own, and tests keep theirs open.
     with certkv.embedded("kvstore:\n  cache_limit: 256\n") as running:
         yield running
 
