@@ -6,7 +6,7 @@ from typing import Callable
 
 import numpy as np
 
-from certkv import _errors
+from certkv._engine import unsupported
 
 # Writes keys and values, each [block_tokens, KV heads, channels], into a fresh block as the engine
 # does; returns the block's numbers: [KV heads, (keys, values), block_tokens * channels]. All are
@@ -14,10 +14,6 @@ from certkv import _errors
 WriteBlock = Callable[[np.ndarray, np.ndarray], np.ndarray]
 # Whole numbers up to here are exact in float16 and in bfloat16.
 _DIGITS = 256
-
-
-def unsupported(what: str) -> _errors.Error:
-    return _errors.error_of("INVALID_ARGUMENT", "ENGINE_UNSUPPORTED", what)
 
 
 class BlockLayout:

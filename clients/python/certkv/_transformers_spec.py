@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from typing import Any, Optional
 
 import torch
 import transformers
 from transformers import PreTrainedModel
 
-from certkv import _errors
+from certkv import _engine
+from certkv._engine import unsupported
 from certkv._spec import CacheSpec, LayerSpec
 
 TESTED_VERSIONS = "5.19"
@@ -29,18 +29,8 @@ _PLAIN_SETTINGS = {
 }
 
 
-def unsupported(what: str) -> _errors.Error:
-    return _errors.error_of("INVALID_ARGUMENT", "ENGINE_UNSUPPORTED", what)
-
-
 def check_version() -> None:
-    version = transformers.__version__
-    if version.startswith(TESTED_VERSIONS + ".") or os.environ.get("CERTKV_ANY_VERSION") == "1":
-        return
-    raise unsupported(
-        f"transformers is {version}, tested is {TESTED_VERSIONS}.x; install that, or set "
-        "CERTKV_ANY_VERSION=1 to try"
-    )
+    _engine.check_version("transformers", transformers.__version__, TESTED_VERSIONS)
 
 
 def fingerprint(model: PreTrainedModel) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
-import os
 import pathlib
 from typing import Any
 
@@ -14,7 +13,9 @@ import torch
 import vllm
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 
-from certkv._kv_layout import BlockLayout, unsupported
+from certkv import _engine
+from certkv._engine import unsupported
+from certkv._kv_layout import BlockLayout
 from certkv._spec import CacheSpec
 
 TESTED_VERSIONS = "0.32"
@@ -79,13 +80,7 @@ class ConnectorOptions:
 
 
 def check_version() -> None:
-    version = vllm.__version__
-    if version.startswith(TESTED_VERSIONS + ".") or os.environ.get("CERTKV_ANY_VERSION") == "1":
-        return
-    raise unsupported(
-        f"vllm is {version}, tested is {TESTED_VERSIONS}.x; install that, or set "
-        "CERTKV_ANY_VERSION=1 to try"
-    )
+    _engine.check_version("vllm", vllm.__version__, TESTED_VERSIONS)
 
 
 def fingerprint(model: str, config: Any) -> str:

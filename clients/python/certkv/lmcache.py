@@ -16,7 +16,6 @@ import dataclasses
 import importlib.metadata
 import json
 import math
-import os
 import platform
 import threading
 from typing import Any, Callable, Optional
@@ -30,10 +29,10 @@ from lmcache.v1.distributed.internal_api import L2StoreResult
 from lmcache.v1.distributed.l2_adapters.base import L2AdapterInterface
 from lmcache.v1.platform import create_event_notifier
 
-from certkv import _errors
+from certkv import _engine, _errors
 from certkv._block_chain import BlockChain
 from certkv._job_thread import JobThread
-from certkv._kv_layout import unsupported
+from certkv._engine import unsupported
 from certkv._spec import CacheSpec
 from certkv._store_link import StoreLink
 
@@ -65,13 +64,7 @@ class L2Options:
 
 
 def check_version() -> None:
-    version = importlib.metadata.version("lmcache")
-    if version.startswith(TESTED_VERSIONS + ".") or os.environ.get("CERTKV_ANY_VERSION") == "1":
-        return
-    raise unsupported(
-        f"lmcache is {version}, tested is {TESTED_VERSIONS}.x; install that, or set "
-        "CERTKV_ANY_VERSION=1 to try"
-    )
+    _engine.check_version("lmcache", importlib.metadata.version("lmcache"), TESTED_VERSIONS)
 
 
 def spec_of(shapes: list[torch.Size], dtypes: list[torch.dtype]) -> CacheSpec:
