@@ -16,6 +16,7 @@ ReadMemory::ReadMemory(const AttendArgs& args) {
   block_lse.resize(atoms);
   block_max.resize(atoms);
   half_width.resize(atoms);
+  top_half_width.resize(atoms);
   tile_error.resize(args.group_size * args.tile_count);
   terms.resize(2 * args.group_size + 1);
   workspace = std::make_unique<HugeBuffer>(AttendWorkspaceBytes(args));
@@ -27,7 +28,8 @@ ReadMemory::ReadMemory(const AttendArgs& args) {
             tile_error.data(),
             terms.data(),
             terms.data() + args.group_size,
-            terms.data() + 2 * args.group_size};
+            terms.data() + 2 * args.group_size,
+            top_half_width.data()};
 }
 
 std::shared_ptr<SealedCache> MakeSealedCache(const VariantShape& shape) {

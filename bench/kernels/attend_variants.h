@@ -18,7 +18,8 @@ namespace certkv::bench {
 // A read's results and scratch, reused.
 struct ReadMemory {
   explicit ReadMemory(const AttendArgs& args);
-  std::vector<float> outputs, lse, block_lse, block_max, half_width, tile_error, terms;
+  std::vector<float> outputs, lse, block_lse, block_max, half_width, top_half_width, tile_error,
+      terms;
   std::unique_ptr<HugeBuffer> workspace;
   AttendResult result{};
 };

@@ -12,14 +12,16 @@
 
 #include "absl/flags/flag.h"
 #include "absl/flags/parse.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 #include "bench/kernels/bench_report.h"
 #include "clients/cli/trace.h"
-#include "kernels/core/check.h"
 #include "kernels/core/half.h"
 #include "kernels/core/slab_layout.h"
+#include "kernels/core/status.h"
 #include "tests/conformance/bound_tally.h"
 #include "tests/conformance/sequence_case.h"
 
@@ -72,15 +74,24 @@ void AddReads(SequenceCase* sequence, const cli::Trace& trace, int32_t layer, in
   }
 }
 
-nlohmann::json Measure(const cli::Trace& trace, const std::string& format) {
+// "K6V4w4": the formats of the command line, and the bands of a witness.
+absl::StatusOr<SequenceShape> ParseShape(const std::string& format) {
   const std::vector<std::string> parts = absl::StrSplit(format, 'w');
-  const auto choice = cli::ParseFormat(parts[0]);
+  CERTKV_ASSIGN_OR_RETURN(const cli::FormatChoice choice, cli::ParseFormat(parts[0]));
   SequenceShape shape;
-  CERTKV_CHECK(choice.ok() && parts.size() <= 2 &&
-                   (parts.size() == 1 || absl::SimpleAtoi(parts[1], &shape.witness_bands)),
-               "--formats has names such as K6V4 or, with a witness of 4 bands, K6V4w4");
-  shape.key_format = choice->key_format;
-  shape.value_format = choice->value_format;
+  shape.key_format = choice.key_format;
+  shape.value_format = choice.value_format;
+  const bool valid =
+      parts.size() == 1 || (parts.size() == 2 && absl::SimpleAtoi(parts[1], &shape.witness_bands) &&
+                            (shape.witness_bands == 1 || shape.witness_bands == 4));
+  if (valid) return shape;
+  return MakeError(absl::StatusCode::kInvalidArgument, "FORMAT_UNKNOWN",
+                   absl::StrCat(format,
+                                " is no format with the bands of a witness, 1 or 4; write, "
+                                "for example, K6V4w4"));
+}
+
+nlohmann::json Measure(const cli::Trace& trace, const std::string& format, SequenceShape shape) {
   CacheSpec spec = trace.MakeSpec(shape.key_format, shape.value_format);
   for (LayerSpec& layer : spec.layers) layer.witness_bands = shape.witness_bands;
   const int64_t stride = int64_t{spec.kv_head_count} * spec.head_dim;
@@ -120,10 +131,19 @@ nlohmann::json Measure(const cli::Trace& trace, const std::string& format) {
 }
 
 int Main() {
-  const auto trace = cli::Trace::Open(absl::GetFlag(FLAGS_trace));
-  if (!trace.ok()) {
-    absl::FPrintF(stderr, "certkv-bench-coverage: %s\n", trace.status().ToString());
+  const auto fail = [](const std::string& why) {
+    absl::FPrintF(stderr, "certkv-bench-coverage: %s\n", why);
     return 1;
+  };
+  const auto trace = cli::Trace::Open(absl::GetFlag(FLAGS_trace));
+  if (!trace.ok()) return fail(trace.status().ToString());
+  if (absl::GetFlag(FLAGS_every) < 1) {
+    return fail(absl::StrCat("--every is ", absl::GetFlag(FLAGS_every), ", must be at least 1"));
+  }
+  const std::vector<std::string> formats = absl::StrSplit(absl::GetFlag(FLAGS_formats), ',');
+  for (const std::string& format : formats) {
+    const auto shape = ParseShape(format);
+    if (!shape.ok()) return fail(shape.status().ToString());
   }
   nlohmann::json report = DescribeRun();
   report["model"] = (*trace)->model();
@@ -132,9 +152,8 @@ int Main() {
   int64_t violations = 0;
   absl::PrintF("%-10s %9s %9s %8s %9s %9s  %5s %5s %5s\n", "format", "B/token", "capacity", "reads",
                "bound", "true TV", ".2", ".1", ".05");
-  for (const std::string& format :
-       std::vector<std::string>(absl::StrSplit(absl::GetFlag(FLAGS_formats), ','))) {
-    const nlohmann::json row = Measure(**trace, format);
+  for (const std::string& format : formats) {
+    const nlohmann::json row = Measure(**trace, format, *ParseShape(format));
     violations += row["violations"].get<int64_t>();
     absl::PrintF("%-10s %9.1f %8.2fx %8d %9.4f %9.4f  %5.3f %5.3f %5.3f\n", format,
                  row["bytes_per_token"].get<double>(), row["capacity"].get<double>(),

@@ -43,14 +43,18 @@ void LoadWitness(AttendState& s, const uint8_t* scan) {
   }
 }
 
+// w(code) at an exponent is w(code) at 0 times this. Clamped upward below the floats; 0 where
+// witnesses are of no use: at an unknown exponent, and above 2^100.
+[[gnu::always_inline]] inline float WitnessScale(int exponent) {
+  if (exponent == kWitnessExponentUnknown || exponent > 100) return 0.0f;
+  return __builtin_ldexpf(1.0f, exponent < -100 ? -100 : exponent);
+}
+
 // Lowers residual[b] to the largest witness half-width of sub-block b's tokens.
 template <typename V>
 void ApplyWitness(AttendState& s, int g, int exponent, float* residual) {
-  if (exponent == kWitnessExponentUnknown) return;
-  // w(code) at an exponent is w(code) at 0 times 2^exponent. Clamped upward below the floats; above
-  // 2^100 it is no use.
-  if (exponent > 100) return;
-  const float scale = __builtin_ldexpf(1.0f, exponent < -100 ? -100 : exponent);
+  const float scale = WitnessScale(exponent);
+  if (scale == 0.0f) return;
   const int bands = s.args->layout->witness_bands;
   float widths[kSubBlocksPerTile];
   if (bands == 1) {
@@ -85,9 +89,8 @@ inline constexpr float kTopExponent = -7.0f;
 template <typename V>
 void BoundTopTokens(AttendState& s, int g, const Unit& unit, const uint8_t* scan,
                     const HeadWidth& width) {
-  const int exponent = reinterpret_cast<const TileHeader*>(scan)->witness_exponent;
-  if (exponent == kWitnessExponentUnknown || exponent > 100) return;
-  const float scale = __builtin_ldexpf(1.0f, exponent < -100 ? -100 : exponent);
+  const float scale = WitnessScale(reinterpret_cast<const TileHeader*>(scan)->witness_exponent);
+  if (scale == 0.0f) return;
   const TileLayout& layout = *s.args->layout;
   const float* scores = s.scores + g * kTileTokens;
   typename V::F maxima[kSubBlocksPerTile];
