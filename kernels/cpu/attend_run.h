@@ -259,11 +259,13 @@ void RunTile(AttendState& s, int tile_index, Prefetcher<V>& prefetch) {
   uint32_t reading = 0;
   for (int g = 0; g < args.group_size; ++g) {
     BoundHead<V>(s, g, unit, widths[g]);
+    float tops[kSubBlocksPerTile];
+    TopLogits<V>(s, g, tops);
     if (bounds_tops && (sources.head[g] & kSourceOriginalKeys) == 0) {
-      BoundTopTokens<V>(s, g, unit, tile.scan, widths[g]);
+      BoundTopTokens<V>(s, g, unit, tile.scan, widths[g], tops);
     }
     const bool quantized = rotated && (sources.head[g] & kSourceOriginalValues) == 0;
-    if (WeighHead<V>(s, g, unit, quantized)) reading |= 1u << g;
+    if (WeighHead<V>(s, g, unit, tops, quantized)) reading |= 1u << g;
     if (__builtin_expect(s.heads[g].poisoned, 0)) {
       if (!(widths[g].slack < __builtin_inff())) PoisonAtoms(s, g, unit);
     }
@@ -302,7 +304,9 @@ void RunTail(AttendState& s, int chunk) {
   for (int g = 0; g < args.group_size; ++g) {
     const HeadWidth width = ScoreOriginals<V>(s, keys, args.tail_key_stride, count, g);
     BoundHead<V>(s, g, unit, width);
-    WeighHead<V>(s, g, unit, false);
+    float tops[kSubBlocksPerTile];
+    TopLogits<V>(s, g, tops);
+    WeighHead<V>(s, g, unit, tops, false);
     if (!(width.slack < __builtin_inff())) PoisonAtoms(s, g, unit);
   }
   ValueRows rows;

@@ -183,14 +183,11 @@ template <typename V>
       double{sums[1]} * (1 + 0x1p-16) + double{unit_weight} * (kTileTokens * kWeightErrorSlack);
 }
 
-// Logits of head g in s.scores (-infinity outside the range) become weights: in s.weights where
-// `quantized_values`, in s.scores otherwise. Returns false when every weight is 0, so that no value
-// needs to be read.
+// The largest logit of head g in each sub-block, from s.scores.
 template <typename V>
-[[gnu::always_inline]] inline bool WeighHead(AttendState& s, int g, const Unit& unit,
-                                             bool quantized_values) {
+[[gnu::always_inline]] inline void TopLogits(const AttendState& s, int g, float* tops) {
   constexpr int kPer = TileWeights<V>::kPerSubBlock;
-  float* scores = s.scores + g * kTileTokens;
+  const float* scores = s.scores + g * kTileTokens;
   typename V::F maxima[kSubBlocksPerTile];
   Unroll<kSubBlocksPerTile>([&](auto b) __attribute__((always_inline)) {
     Unroll<kPer>([&](auto v) __attribute__((always_inline)) {
@@ -198,8 +195,16 @@ template <typename V>
       maxima[b] = v == 0 ? x : V::Max(maxima[b], x);
     });
   });
-  float tops[kSubBlocksPerTile];
   V::ReduceMax4(maxima[0], maxima[1], maxima[2], maxima[3], tops);
+}
+
+// Logits of head g in s.scores (-infinity outside the range), `tops` the largest of each sub-block,
+// become weights: in s.weights where `quantized_values`, in s.scores otherwise. Returns false when
+// every weight is 0, so that no value needs to be read.
+template <typename V>
+[[gnu::always_inline]] inline bool WeighHead(AttendState& s, int g, const Unit& unit,
+                                             const float* tops, bool quantized_values) {
+  float* scores = s.scores + g * kTileTokens;
   HeadState& head = s.heads[g];
   const float exponent = MaxOf4(tops) * kLog2E;
   if (__builtin_expect(exponent > head.ref, 0)) {

@@ -174,7 +174,9 @@ void ReadBatch(AttendState& s, int g, const int32_t* batch, int count, int ahead
 
   BoundHead<V>(s, g, unit, width);
   for (int k = 0; k < count; ++k) HideOutside(s, g, k, batch[k]);
-  const bool reads = WeighHead<V>(s, g, unit, true);
+  float tops[kSubBlocksPerTile];
+  TopLogits<V>(s, g, tops);
+  const bool reads = WeighHead<V>(s, g, unit, tops, true);
   if (!(width.slack < __builtin_inff())) PoisonAtoms(s, g, unit);
   if (!reads) return;
   Prefetcher<V> none = {nullptr, nullptr, nullptr, nullptr, 0, 0};

@@ -47,7 +47,10 @@ void LoadWitness(AttendState& s, const uint8_t* scan) {
 // witnesses are of no use: at an unknown exponent, and above 2^100.
 [[gnu::always_inline]] inline float WitnessScale(int exponent) {
   if (exponent == kWitnessExponentUnknown || exponent > 100) return 0.0f;
-  return __builtin_ldexpf(1.0f, exponent < -100 ? -100 : exponent);
+  const uint32_t bits = static_cast<uint32_t>((exponent < -100 ? -100 : exponent) + 127) << 23;
+  float scale;
+  __builtin_memcpy(&scale, &bits, sizeof(scale));
+  return scale;
 }
 
 // Lowers residual[b] to the largest witness half-width of sub-block b's tokens.
@@ -80,34 +83,33 @@ void ApplyWitness(AttendState& s, int g, int exponent, float* residual) {
   }
 }
 
-// A token of 1/64 of the mass is at most 2^6 below the head's reference, which is rounded up to an
-// integer and grows: what is further below is not worth a half-width of its own.
-inline constexpr float kTopExponent = -7.0f;
+// A heavy token has 1/64 of the mass. What the head has already is a part of it, so a token below
+// 1/64 of that is not worth a half-width of its own: few are, once a few tiles were read.
+inline constexpr int kTopExponent = -6;
+
+// Largest integer <= log2 x of a normal x; at most -1023 of any other x >= 0.
+[[gnu::always_inline]] inline int FloorLog2(double x) {
+  uint64_t bits;
+  __builtin_memcpy(&bits, &x, sizeof(bits));
+  return static_cast<int>(bits >> 52) - 1023;
+}
 
 // After BoundHead: lowers the half-width of the token that has the largest logit of its sub-block
-// to what its own witness says, where the token may turn out heavy.
+// to what its own witness says, where the token may turn out heavy. `tops`: as TopLogits.
 template <typename V>
 void BoundTopTokens(AttendState& s, int g, const Unit& unit, const uint8_t* scan,
-                    const HeadWidth& width) {
+                    const HeadWidth& width, const float* tops) {
   const float scale = WitnessScale(reinterpret_cast<const TileHeader*>(scan)->witness_exponent);
   if (scale == 0.0f) return;
   const TileLayout& layout = *s.args->layout;
   const float* scores = s.scores + g * kTileTokens;
-  typename V::F maxima[kSubBlocksPerTile];
+  float* half_widths = s.result->top_half_width + int64_t{g} * s.atom_count + unit.first_atom;
+  const float faint_below =
+      s.heads[g].ref + static_cast<float>(FloorLog2(s.heads[g].mass) + kTopExponent);
   for (int b = 0; b < kSubBlocksPerTile; ++b) {
-    maxima[b] = V::Load(scores + b * kSubBlockTokens);
-    for (int t = V::kLanes; t < kSubBlockTokens; t += V::kLanes) {
-      maxima[b] = V::Max(maxima[b], V::Load(scores + b * kSubBlockTokens + t));
-    }
-  }
-  float largest[kSubBlocksPerTile];
-  V::ReduceMax4(maxima[0], maxima[1], maxima[2], maxima[3], largest);
-  float* tops = s.result->top_half_width + int64_t{g} * s.atom_count + unit.first_atom;
-  const float faint_below = s.heads[g].ref + kTopExponent;
-  for (int b = 0; b < kSubBlocksPerTile; ++b) {
-    if (largest[b] * kLog2E < faint_below) continue;
+    if (tops[b] * kLog2E < faint_below) continue;
     int t = 0;
-    while (t < kSubBlockTokens && scores[b * kSubBlockTokens + t] != largest[b]) ++t;
+    while (t < kSubBlockTokens && scores[b * kSubBlockTokens + t] != tops[b]) ++t;
     if (t == kSubBlockTokens) continue;  // NaN
     const uint8_t* codes =
         scan + layout.witness_offset + b * layout.witness_bands * kSubBlockTokens + t;
@@ -118,7 +120,7 @@ void BoundTopTokens(AttendState& s, int g, const Unit& unit, const uint8_t* scan
     const float residual = sum * scale;
     const float own =
         HalfWidthOf(residual < width.tile ? residual : width.tile, SlackOf(*s.args, width));
-    if (own < tops[b]) tops[b] = own;
+    if (own < half_widths[b]) half_widths[b] = own;
   }
 }
 
