@@ -12,8 +12,6 @@
 
 #include "absl/flags/flag.h"
 #include "absl/flags/parse.h"
-#include "absl/status/statusor.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
@@ -21,7 +19,6 @@
 #include "clients/cli/trace.h"
 #include "kernels/core/half.h"
 #include "kernels/core/slab_layout.h"
-#include "kernels/core/status.h"
 #include "tests/conformance/bound_tally.h"
 #include "tests/conformance/sequence_case.h"
 
@@ -74,26 +71,9 @@ void AddReads(SequenceCase* sequence, const cli::Trace& trace, int32_t layer, in
   }
 }
 
-// "K6V4w4": the formats of the command line, and the bands of a witness.
-absl::StatusOr<SequenceShape> ParseShape(const std::string& format) {
-  const std::vector<std::string> parts = absl::StrSplit(format, 'w');
-  CERTKV_ASSIGN_OR_RETURN(const cli::FormatChoice choice, cli::ParseFormat(parts[0]));
-  SequenceShape shape;
-  shape.key_format = choice.key_format;
-  shape.value_format = choice.value_format;
-  const bool valid =
-      parts.size() == 1 || (parts.size() == 2 && absl::SimpleAtoi(parts[1], &shape.witness_bands) &&
-                            (shape.witness_bands == 1 || shape.witness_bands == 4));
-  if (valid) return shape;
-  return MakeError(absl::StatusCode::kInvalidArgument, "FORMAT_UNKNOWN",
-                   absl::StrCat(format,
-                                " is no format with the bands of a witness, 1 or 4; write, "
-                                "for example, K6V4w4"));
-}
-
-nlohmann::json Measure(const cli::Trace& trace, const std::string& format, SequenceShape shape) {
-  CacheSpec spec = trace.MakeSpec(shape.key_format, shape.value_format);
-  for (LayerSpec& layer : spec.layers) layer.witness_bands = shape.witness_bands;
+nlohmann::json Measure(const cli::Trace& trace, const std::string& format,
+                       const cli::FormatChoice& choice) {
+  const CacheSpec spec = trace.MakeSpec(choice);
   const int64_t stride = int64_t{spec.kv_head_count} * spec.head_dim;
   const std::vector<client::LayerKv> layers = trace.Layers();
   Coverage coverage;
@@ -103,7 +83,7 @@ nlohmann::json Measure(const cli::Trace& trace, const std::string& format, Seque
     for (int32_t h = 0; h < spec.kv_head_count; ++h) {
       const auto* keys = static_cast<const uint16_t*>(layers[layer].keys) + h * spec.head_dim;
       const auto* values = static_cast<const uint16_t*>(layers[layer].values) + h * spec.value_dim;
-      SequenceCase sequence(shape, one, keys, stride, values,
+      SequenceCase sequence(SequenceShape(), one, keys, stride, values,
                             int64_t{spec.kv_head_count} * spec.value_dim, trace.token_count(),
                             Backend::kCpu);
       AddReads(&sequence, trace, layer, h, &coverage);
@@ -142,8 +122,8 @@ int Main() {
   }
   const std::vector<std::string> formats = absl::StrSplit(absl::GetFlag(FLAGS_formats), ',');
   for (const std::string& format : formats) {
-    const auto shape = ParseShape(format);
-    if (!shape.ok()) return fail(shape.status().ToString());
+    const auto choice = cli::ParseFormat(format);
+    if (!choice.ok()) return fail(choice.status().ToString());
   }
   nlohmann::json report = DescribeRun();
   report["model"] = (*trace)->model();
@@ -153,7 +133,7 @@ int Main() {
   absl::PrintF("%-10s %9s %9s %8s %9s %9s  %5s %5s %5s\n", "format", "B/token", "capacity", "reads",
                "bound", "true TV", ".2", ".1", ".05");
   for (const std::string& format : formats) {
-    const nlohmann::json row = Measure(**trace, format, *ParseShape(format));
+    const nlohmann::json row = Measure(**trace, format, *cli::ParseFormat(format));
     violations += row["violations"].get<int64_t>();
     absl::PrintF("%-10s %9.1f %8.2fx %8d %9.4f %9.4f  %5.3f %5.3f %5.3f\n", format,
                  row["bytes_per_token"].get<double>(), row["capacity"].get<double>(),

@@ -70,7 +70,7 @@ TEST(TraceTest, TheRealTraceHasTheShapesOfItsMetadata) {
   EXPECT_EQ((*trace)->query_count(), 64);
   EXPECT_EQ((*trace)->Layers().size(), 4u);
   EXPECT_EQ((*trace)->Queries(0, 0).size(), 9u * 64);
-  const CacheSpec spec = (*trace)->MakeSpec(KeyFormat::kFp8E4m3, ValueFormat::kV8);
+  const CacheSpec spec = (*trace)->MakeSpec({KeyFormat::kFp8E4m3, ValueFormat::kV8, 4});
   EXPECT_TRUE(ValidateCacheSpec(spec).ok()) << ValidateCacheSpec(spec);
   EXPECT_EQ(spec.logit_scale, 0.125f);
 }
@@ -112,7 +112,12 @@ TEST(TraceTest, FormatsAreParsedByName) {
   for (const char* name : {"K8V4", "K8V8", "K6V4", "K4V4", "FP8_E4M3", "F16"}) {
     EXPECT_TRUE(ParseFormat(name).ok()) << name;
   }
-  EXPECT_EQ(ReasonOf(ParseFormat("k8v4").status()), "FORMAT_UNKNOWN");
+  EXPECT_EQ(ParseFormat("K6V8w1")->witness_bands, 1);
+  EXPECT_EQ(ParseFormat("K4V4w4")->witness_bands, 4);
+  EXPECT_EQ(ParseFormat("FP8_E4M3")->witness_bands, 4);
+  for (const char* name : {"k8v4", "K6V4w2", "K6V4w", "K8DV4w1", "FP8_E4M3w1", "F16w1"}) {
+    EXPECT_EQ(ReasonOf(ParseFormat(name).status()), "FORMAT_UNKNOWN") << name;
+  }
 }
 
 // Two tokens, one head, by hand: logits 1 and 0, so p = e/(1+e), 1/(1+e).

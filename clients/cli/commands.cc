@@ -1,6 +1,11 @@
 #include "clients/cli/commands.h"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -43,7 +48,7 @@ absl::StatusOr<PutTrace> PutTraceFile(const client::Options& services, const std
   PutTrace put;
   CERTKV_ASSIGN_OR_RETURN(const FormatChoice format, ParseFormat(format_name));
   CERTKV_ASSIGN_OR_RETURN(put.trace, Trace::Open(path));
-  const CacheSpec spec = put.trace->MakeSpec(format.key_format, format.value_format);
+  const CacheSpec spec = put.trace->MakeSpec(format);
   client::Options options = services;
   options.worker_name = worker;
   CERTKV_ASSIGN_OR_RETURN(put.worker, Worker::Attach(options, spec));
@@ -299,7 +304,7 @@ absl::Status Stats(const GlobalOptions& global) {
 
 absl::Status TraceInfo(const GlobalOptions& global, const std::string& path) {
   CERTKV_ASSIGN_OR_RETURN(const std::unique_ptr<Trace> trace, Trace::Open(path));
-  const CacheSpec spec = trace->MakeSpec(KeyFormat::kK8, ValueFormat::kV4);
+  const CacheSpec spec = trace->MakeSpec({});
   const auto& positions = trace->query_positions();
   const json data = {{"model", trace->model()},        {"license", trace->license()},
                      {"tokens", trace->token_count()}, {"layers", trace->layer_numbers()},
@@ -350,6 +355,20 @@ int RunStats(const GlobalOptions& global) {
 int RunTraceInfo(const GlobalOptions& global, const std::string& path) {
   const absl::Status status = TraceInfo(global, path);
   return status.ok() ? kExitOk : Fail(status);
+}
+
+int RunTraceRecord(const std::vector<std::string>& arguments) {
+  const char* named = std::getenv("CERTKV_PYTHON");
+  std::vector<std::string> words = {named != nullptr ? named : "python3", "-m", "certkv.trace",
+                                    "record"};
+  words.insert(words.end(), arguments.begin(), arguments.end());
+  std::vector<char*> pointers;
+  for (std::string& word : words) pointers.push_back(word.data());
+  pointers.push_back(nullptr);
+  execvp(pointers[0], pointers.data());
+  return Fail(MakeError(absl::StatusCode::kInternal, "SPAWN_FAILED",
+                        absl::StrCat(words[0], " can't be started: ", std::strerror(errno),
+                                     "; set CERTKV_PYTHON to a Python with the package certkv")));
 }
 
 }  // namespace certkv::cli

@@ -109,6 +109,9 @@ struct PolicyOptions {
 int RunPolicy(const GlobalOptions& global, const PolicyOptions& options);
 
 int RunTraceInfo(const GlobalOptions& global, const std::string& path);
+// Becomes `python3 -m certkv.trace record arguments...`, python3 being $CERTKV_PYTHON where it is
+// set. Returns only when that can't be started.
+int RunTraceRecord(const std::vector<std::string>& arguments);
 
 struct DemoOptions {
   std::string trace_path;    // "" = the trace in tests/data

@@ -43,7 +43,7 @@ absl::StatusOr<Reader> MakeReader(const Trace& trace, const DemoRunOptions& opti
                                   const std::string& name) {
   client::Options services = options.services;
   services.worker_name = name;
-  const CacheSpec spec = trace.MakeSpec(options.format.key_format, options.format.value_format);
+  const CacheSpec spec = trace.MakeSpec(options.format);
   Reader reader;
   CERTKV_ASSIGN_OR_RETURN(reader.worker, Worker::Attach(services, spec));
   CERTKV_ASSIGN_OR_RETURN(reader.sequence,
@@ -55,10 +55,7 @@ absl::StatusOr<Reader> MakeReader(const Trace& trace, const DemoRunOptions& opti
 class DemoRun {
  public:
   DemoRun(const Trace& trace, const DemoTruth& truth, const DemoRunOptions& options)
-      : trace_(trace),
-        truth_(truth),
-        options_(options),
-        spec_(trace.MakeSpec(options.format.key_format, options.format.value_format)) {}
+      : trace_(trace), truth_(truth), options_(options), spec_(trace.MakeSpec(options.format)) {}
 
   absl::StatusOr<DemoRunResult> Run(const Progress& progress);
 
@@ -268,7 +265,7 @@ absl::StatusOr<DemoRunResult> DemoRun::Run(const Progress& progress) {
 
 DemoTruth::DemoTruth(const Trace& trace, const Progress& progress)
     : query_count_(trace.query_count()) {
-  const CacheSpec spec = trace.MakeSpec(KeyFormat::kK8, ValueFormat::kV4);
+  const CacheSpec spec = trace.MakeSpec({});
   head_count_ = spec.query_head_count();
   const std::vector<client::LayerKv> layers = trace.Layers();
   for (int32_t layer = 0; layer < trace.layer_count(); ++layer) {

@@ -142,6 +142,12 @@ void AddInspection(CLI::App& app, Parsed& parsed) {
   info->callback([&parsed] {
     Run(parsed, [&parsed] { return RunTraceInfo(parsed.global, parsed.trace_info_path); });
   });
+  CLI::App* record = trace->add_subcommand(
+      "record", "Record one from a Transformers model: needs the Python package; --help says more");
+  // Its arguments, --help too, are python -m certkv.trace's business.
+  record->set_help_flag();
+  record->prefix_command();
+  record->callback([record, &parsed] { parsed.exit_code = RunTraceRecord(record->remaining()); });
 }
 
 void AddBlockChanges(CLI::App& app, Parsed& parsed) {

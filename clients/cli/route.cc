@@ -43,7 +43,7 @@ absl::StatusOr<std::vector<BlockKey>> KeysOf(const client::Options& services,
                                              const std::string& target) {
   CERTKV_ASSIGN_OR_RETURN(const FormatChoice format, ParseFormat(options.format));
   CERTKV_ASSIGN_OR_RETURN(const auto trace, Trace::Open(options.trace_path));
-  const CacheSpec spec = trace->MakeSpec(format.key_format, format.value_format);
+  const CacheSpec spec = trace->MakeSpec(format);
   BlockKeyContext context = client::DefaultKeyContext(spec);
   if (!services.tenant.empty()) {
     // Only a store knows the salt of a tenant's pool.

@@ -143,12 +143,12 @@ absl::Status Trace::LoadLayers() {
   return absl::OkStatus();
 }
 
-CacheSpec Trace::MakeSpec(KeyFormat key_format, ValueFormat value_format) const {
+CacheSpec Trace::MakeSpec(const FormatChoice& format) const {
   CacheSpec spec = spec_;
   for (LayerSpec& layer : spec.layers) {
-    layer.key_format = key_format;
-    layer.value_format = value_format;
-    layer.witness_bands = key_format == KeyFormat::kFp8E4m3 ? 4 : 0;
+    layer.key_format = format.key_format;
+    layer.value_format = format.value_format;
+    layer.witness_bands = format.witness_bands;
   }
   return spec;
 }
@@ -170,16 +170,24 @@ std::vector<float> Trace::Queries(int32_t layer_index, int32_t query_index) cons
 absl::StatusOr<FormatChoice> ParseFormat(absl::string_view name) {
   for (const KeyFormat key : {KeyFormat::kK8, KeyFormat::kK8D, KeyFormat::kK6, KeyFormat::kK4}) {
     for (const ValueFormat value : {ValueFormat::kV4, ValueFormat::kV8}) {
-      if (name == FormatPairName(key, value)) return FormatChoice{key, value};
+      const std::string pair = FormatPairName(key, value);
+      if (name == pair) return FormatChoice{key, value};
+      for (const int32_t bands : {1, 4}) {
+        const bool has_witness = key != KeyFormat::kK8D && name == absl::StrCat(pair, "w", bands);
+        if (has_witness) return FormatChoice{key, value, bands};
+      }
     }
   }
-  if (name == "FP8_E4M3") return FormatChoice{KeyFormat::kFp8E4m3, ValueFormat::kV8};
+  if (name == "FP8_E4M3" || name == "FP8_E4M3w4") {
+    return FormatChoice{KeyFormat::kFp8E4m3, ValueFormat::kV8, 4};
+  }
   if (name == "F16") return FormatChoice{KeyFormat::kF16, ValueFormat::kF16};
   return MakeError(
       absl::StatusCode::kInvalidArgument, "FORMAT_UNKNOWN",
       absl::StrCat("format is '", name,
                    "', must be K8V4, K8V8, K8DV4, K8DV8, K6V4, K6V8, K4V4, K4V8, FP8_E4M3 "
-                   "or F16"));
+                   "or F16; the affine ones also with the bands of a witness, as in K6V4w1 or "
+                   "K6V4w4"));
 }
 
 }  // namespace certkv::cli

@@ -23,14 +23,25 @@
 
 namespace certkv::cli {
 
+// How a layer is stored.
+struct FormatChoice {
+  KeyFormat key_format = KeyFormat::kK8;
+  ValueFormat value_format = ValueFormat::kV4;
+  int32_t witness_bands = 0;
+};
+// "K8V4", "K8V8", "K6V4", "K4V4", "FP8_E4M3" (with V8 and 4 bands), "F16", ...; "K6V4w1", "K6V4w4"
+// with the bands of a witness: what the command line takes.
+// Errors: InvalidArgument [FORMAT_UNKNOWN] with the list.
+absl::StatusOr<FormatChoice> ParseFormat(absl::string_view name);
+
 class Trace {
  public:
   // Errors: those of SafetensorsFile::Open; InvalidArgument [TRACE_INVALID], naming what is missing
   // or doesn't fit.
   static absl::StatusOr<std::unique_ptr<Trace>> Open(absl::string_view path);
 
-  // The cache of this trace's model, every layer in these formats.
-  CacheSpec MakeSpec(KeyFormat key_format, ValueFormat value_format) const;
+  // The cache of this trace's model, every layer in this format.
+  CacheSpec MakeSpec(const FormatChoice& format) const;
 
   const std::string& model() const { return model_; }
   const std::string& license() const { return license_; }
@@ -64,14 +75,6 @@ class Trace {
   };
   std::vector<LayerData> layers_;
 };
-
-// "K8V4", "K8V8", "K6V4", "K4V4", "FP8_E4M3" (with V8), "F16": what the command line takes.
-struct FormatChoice {
-  KeyFormat key_format;
-  ValueFormat value_format;
-};
-// Errors: InvalidArgument [FORMAT_UNKNOWN] with the list.
-absl::StatusOr<FormatChoice> ParseFormat(absl::string_view name);
 
 }  // namespace certkv::cli
 

@@ -336,6 +336,23 @@ TEST(CliUsageTest, AServerThatIsNotThereExitsWithThree) {
   EXPECT_THAT(stats.errors, HasSubstr("error:"));
 }
 
+TEST(CliUsageTest, TraceRecordHandsEveryArgumentToThePackage) {
+  // A stand-in for Python that shows what it was given.
+  const std::string python = absl::StrCat(::testing::TempDir(), "/python-", getpid());
+  std::ofstream(python) << "#!/bin/sh\necho \"$@\"\nexit 7\n";
+  std::filesystem::permissions(python, std::filesystem::perms::owner_all);
+  setenv("CERTKV_PYTHON", python.c_str(), 1);
+  const RunResult record = RunCli("trace record --model /m --layers 0,9 rest --help");
+  EXPECT_EQ(record.exit_code, 7);
+  EXPECT_EQ(record.output, "-m certkv.trace record --model /m --layers 0,9 rest --help\n");
+  setenv("CERTKV_PYTHON", "/nonexistent/python", 1);
+  const RunResult none = RunCli("trace record --model /m");
+  EXPECT_EQ(none.exit_code, 1);
+  EXPECT_THAT(none.errors, HasSubstr("[SPAWN_FAILED] /nonexistent/python can't be started"));
+  unsetenv("CERTKV_PYTHON");
+  std::filesystem::remove(python);
+}
+
 TEST(CliUsageTest, CompletionKnowsTheSubcommands) {
   const RunResult completion = RunCli("completion");
   EXPECT_EQ(completion.exit_code, 0);

@@ -29,6 +29,7 @@ from transformers.masking_utils import sdpa_mask
 from certkv._client import Client, Sequence
 from certkv._reads import CERTIFICATE_DTYPE, Attention
 from certkv._request import RiskSummary
+from certkv._transformers_attention import check_call, token_major
 from certkv._transformers_spec import MODEL_TYPES as MODEL_TYPES
 from certkv._transformers_spec import TESTED_VERSIONS as TESTED_VERSIONS
 from certkv._transformers_spec import check_version, spec_of, unsupported
@@ -36,18 +37,6 @@ from certkv._transformers_spec import fingerprint as fingerprint
 
 IMPLEMENTATION = "certkv"
 """Name of the attention implementation, for attn_implementation=."""
-
-# Arguments of an attention function that change its result, and the values that don't.
-_PLAIN = {
-    "dropout": (0.0,),
-    "position_bias": (None,),
-    "softcap": (None,),
-    "s_aux": (None,),
-    "cache": (None,),
-    "output_attentions": (None, False),
-    "is_causal": (None, True),
-}
-
 
 class _Row:
     """One sequence of the batch.
@@ -64,11 +53,6 @@ class _Row:
         self.sequence: Optional[Sequence] = None
         self.attention: Optional[Attention] = None
         self.records: list[np.ndarray] = []
-
-
-def _token_major(tensor: torch.Tensor) -> torch.Tensor:
-    """[KV heads, tokens, channels] -> [tokens, KV heads, channels] on the CPU."""
-    return tensor.detach().transpose(0, 1).contiguous().cpu()
 
 
 class _Layer(CacheLayerMixin):
@@ -315,7 +299,7 @@ class CertifiedCache(Cache):
             if layer == 0:
                 self._begin_step()
             for row, pair in zip(self._rows, zip(*stored)):
-                row.sequence.write_layer(layer, *(_token_major(tensor)[0] for tensor in pair))
+                row.sequence.write_layer(layer, *(token_major(tensor)[0] for tensor in pair))
         self._counts[layer] += keys.shape[2]
         self._unread = layer
         keys, values = (tensor.to(self._model_dtype) for tensor in stored)
@@ -332,8 +316,8 @@ class CertifiedCache(Cache):
         for index, row in enumerate(self._rows):
             layers = [
                 (
-                    _token_major(keys[index])[row.padding :],
-                    _token_major(values[index])[row.padding :],
+                    token_major(keys[index])[row.padding :],
+                    token_major(values[index])[row.padding :],
                 )
                 for keys, values in self._prompt
             ]
@@ -380,25 +364,14 @@ def attention_forward(
             f"attention '{IMPLEMENTATION}' reads from a CertifiedCache; pass "
             "past_key_values=certkv.transformers.CertifiedCache(model)"
         )
-    for name, plain in _PLAIN.items():
-        if name in others and not any(others[name] is p or others[name] == p for p in plain):
-            raise unsupported(f"the attention's {name} is {others[name]}, must be {plain[0]}")
-    layer = module.layer_idx
-    window = cache.spec.layers[layer].sliding_window
-    if (others.get("sliding_window") or 0) != window:
-        raise unsupported(
-            f"layer {layer} has a window of {others.get('sliding_window') or 0} tokens, the "
-            f"config said {window}"
-        )
-    if scaling is None or not np.isclose(scaling, cache.spec.logit_scale, rtol=1e-6):
-        raise unsupported(f"the attention's scale is {scaling}, not {cache.spec.logit_scale}")
+    check_call(cache.spec, module, scaling, others)
     if cache.is_prompt:
         output, _ = sdpa_attention_forward(
             module, query, key, value, attention_mask, scaling=scaling, **others
         )
     else:
-        output = cache.read_layer(layer, query)
-    cache.note_read(layer)
+        output = cache.read_layer(module.layer_idx, query)
+    cache.note_read(module.layer_idx)
     return output, None
 
 
