@@ -57,6 +57,7 @@ def test_it_builds_every_program_and_starts_one_with_its_sample():
     text = PATH.read_text()
     targets = re.search(r"\./dev build release ([^\n\\]+)", text)[1].split()
     assert set(targets) == set(PROGRAMS)
+    assert "-D CPACK_COMPONENTS_ALL=certkv " in text, "the C library is not built"
     command = yaml.safe_load(re.search(r"^CMD (.*)$", text, re.MULTILINE)[1])
     assert command[0] in SERVERS
     assert command[1:] == ["--config", f"/etc/certkv/{sample_of(command[0])}"]

@@ -1,4 +1,6 @@
-"""The Debian package: its control fields, its files, and that they run when they are unpacked."""
+"""The Debian packages: their control fields, their files, and that they run when they are unpacked."""
+import os
+import pathlib
 import re
 import subprocess
 
@@ -8,14 +10,20 @@ from conftest import BUILD, PROGRAMS, SERVERS, need, run, sample_of
 
 
 @pytest.fixture(scope="module")
-def package(tmp_path_factory):
+def packages(tmp_path_factory):
+    """Files of the packages by their names."""
     for program in ["cpack", "dpkg-deb", "dpkg-shlibdeps", "file"]:
         need(program)
     folder = tmp_path_factory.mktemp("package")
     run("cpack", "-G", "DEB", "--config", BUILD / "CPackConfig.cmake", "-B", folder)
-    packages = list(folder.glob("certkv_*.deb"))
-    assert len(packages) == 1
-    return packages[0]
+    found = {path.name.split("_")[0]: path for path in folder.glob("*.deb")}
+    assert set(found) == {"certkv", "libcertkv1", "libcertkv-dev"}
+    return found
+
+
+@pytest.fixture(scope="module")
+def package(packages):
+    return packages["certkv"]
 
 
 @pytest.fixture(scope="module")
@@ -26,19 +34,50 @@ def unpacked(package, tmp_path_factory):
     return folder
 
 
-def test_control_fields_say_what_apt_needs(package):
-    def field(name):
-        return run("dpkg-deb", "-f", package, name).strip()
+def field(package, name):
+    return run("dpkg-deb", "-f", package, name).strip()
 
-    assert field("Package") == "certkv"
-    assert re.fullmatch(r"\d+\.\d+\.\d+", field("Version"))
-    assert field("Architecture") == run("dpkg", "--print-architecture").strip()
-    assert "@" in field("Maintainer")
-    depends = field("Depends")
+
+def test_control_fields_say_what_apt_needs(packages):
+    for name, package in packages.items():
+        assert field(package, "Package") == name
+        assert re.fullmatch(r"\d+\.\d+\.\d+", field(package, "Version"))
+        assert field(package, "Architecture") == run("dpkg", "--print-architecture").strip()
+        assert "@" in field(package, "Maintainer")
+    depends = field(packages["certkv"], "Depends")
     for library in ["libc6 (>=", "libgrpc++", "libprotobuf", "librocksdb", "libssl3", "libhiredis"]:
         assert library in depends
     assert "systemd | systemd-standalone-sysusers" in depends
-    assert int(field("Installed-Size")) > 1000  # KiB
+    assert int(field(packages["certkv"], "Installed-Size")) > 1000  # KiB
+
+
+def test_the_library_needs_no_server(packages):
+    depends = field(packages["libcertkv1"], "Depends")
+    assert "libgrpc++" in depends
+    assert "librocksdb" not in depends and "systemd" not in depends
+    version = field(packages["libcertkv1"], "Version")
+    assert field(packages["libcertkv-dev"], "Depends") == f"libcertkv1 (= {version})"
+
+
+def test_library_and_header_are_apart_and_fit_together(packages, tmp_path):
+    for name in ["libcertkv1", "libcertkv-dev"]:
+        run("dpkg-deb", "-x", packages[name], tmp_path / name)
+    run("dpkg-deb", "-e", packages["libcertkv1"], tmp_path / "control")
+    library, development = tmp_path / "libcertkv1/usr", tmp_path / "libcertkv-dev/usr"
+    assert {path.name for path in (library / "lib").iterdir()} >= {"libcertkv.so.1"}
+    assert not (library / "lib/libcertkv.so").exists()
+    assert (development / "include/certkv/certkv.h").is_file()
+    assert (development / "lib/libcertkv.so").readlink() == pathlib.Path("libcertkv.so.1")
+    shlibs = (tmp_path / "control/shlibs").read_text().split()
+    assert shlibs[:3] == ["libcertkv", "1", "libcertkv1"]
+    assert "ldconfig" in (tmp_path / "control/postinst").read_text()
+    program = tmp_path / "version.c"
+    program.write_text("#include <certkv/certkv.h>\n#include <stdio.h>\n"
+                       "int main(void) { return puts(certkv_version()) < 0; }\n")
+    run("cc", "-std=c11", f"-I{development / 'include'}", program, library / "lib/libcertkv.so.1",
+        "-o", tmp_path / "version")
+    out = run(tmp_path / "version", env={**os.environ, "LD_LIBRARY_PATH": str(library / "lib")})
+    assert out.strip() == field(packages["libcertkv1"], "Version")
 
 
 def test_files_are_where_debian_wants_them(unpacked):
@@ -61,9 +100,10 @@ def test_every_config_is_a_conffile(unpacked):
     assert set((unpacked / "control/conffiles").read_text().split()) == configs
 
 
-def test_files_belong_to_root_and_others_cannot_write_them(package):
-    lines = run("dpkg-deb", "-c", package).splitlines()
-    assert len(lines) > 30
+def test_files_belong_to_root_and_others_cannot_write_them(packages):
+    lines = [line for package in packages.values()
+             for line in run("dpkg-deb", "-c", package).splitlines() if line[0] != "l"]
+    assert len(lines) > 50
     for line in lines:
         mode, owner = line.split()[:2]
         assert owner == "root/root", line
