@@ -76,7 +76,8 @@ int64_t certkv_error_retry_delay_ms(void);
 typedef struct certkv_options {
   size_t struct_size;
   // gRPC targets, "unix:/run/certkv/certkvd.sock" or "host:port". NULL: the store at its default
-  // socket, certifier and gate where the store is (certkvd serves all three on one socket).
+  // socket, certifier and gate where the store is (certkvd serves all three on one socket). That of
+  // the certifier may name several replicas (docs/operations.md).
   const char* kvstore_target;
   const char* certifier_target;
   const char* gate_target;

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "certkv/certifier/v1/certifier.grpc.pb.h"
+#include "clients/cpp/certifier_link.h"
 #include "clients/cpp/rpc.h"
 #include "clients/cpp/stream_watchdog.h"
 #include "kernels/core/limits.h"
@@ -95,8 +96,7 @@ class AttentionImpl final : public Attention {
       : worker_(worker),
         sequence_(sequence),
         request_(request),
-        stub_(v1::Certifier::NewStub(
-            MakeChannel(worker.options().certifier_target, worker.options()))) {}
+        link_(worker.options(), worker.certifier_balancer()) {}
 
   ~AttentionImpl() override {
     CloseStream();
@@ -106,7 +106,7 @@ class AttentionImpl final : public Attention {
     v1::CloseViewResponse response;
     CallUnary(kCloseTimeoutMs, Retry::kNever, [&](grpc::ClientContext& context) {
       SetTraceparent(request_.traceparent(), &context);
-      return stub_->CloseView(&context, request, &response);
+      return link_.stub()->CloseView(&context, request, &response);
     }).IgnoreError();
   }
 
@@ -154,7 +154,7 @@ class AttentionImpl final : public Attention {
   Worker& worker_;
   Sequence& sequence_;
   Request& request_;
-  const std::unique_ptr<v1::Certifier::Stub> stub_;
+  CertifierLink link_;
   StreamWatchdog watchdog_;
   std::unique_ptr<Stream> stream_;
   int64_t view_ = 0;
@@ -190,12 +190,7 @@ absl::Status AttentionImpl::OpenView(const PolicyLease& lease) {
   *request.mutable_policy() = PolicyLeaseToProto(lease);
   request.set_tenant(worker_.options().tenant);
   v1::OpenViewResponse response;
-  // Never retried here: a lost answer leaves a view that the certifier drops when idle.
-  const absl::Status status =
-      CallUnary(worker_.options().rpc_timeout_ms, Retry::kNever, [&](grpc::ClientContext& context) {
-        SetTraceparent(request_.traceparent(), &context);
-        return stub_->OpenView(&context, request, &response);
-      });
+  const absl::Status status = link_.OpenView(request_.traceparent(), request, &response);
   if (!status.ok()) {
     if (ViewIsGone(status)) reopen_time_ = absl::Now() + kReopenBackoff;
     return status;
@@ -221,11 +216,11 @@ absl::Status AttentionImpl::UpdateView(const PolicyLease& lease) {
     if (whole) SetTail(tail);  // else there is none: it comes after the last block
     *request.mutable_policy() = PolicyLeaseToProto(lease);
     v1::UpdateViewResponse response;
-    CERTKV_RETURN_IF_ERROR(CallUnary(worker_.options().rpc_timeout_ms, Retry::kNever,
-                                     [&](grpc::ClientContext& context) {
-                                       SetTraceparent(request_.traceparent(), &context);
-                                       return stub_->UpdateView(&context, request, &response);
-                                     }));
+    CERTKV_RETURN_IF_ERROR(CallUnary(
+        worker_.options().rpc_timeout_ms, Retry::kNever, [&](grpc::ClientContext& context) {
+          SetTraceparent(request_.traceparent(), &context);
+          return link_.stub()->UpdateView(&context, request, &response);
+        }));
     sent_blocks_ = end;
   }
   sent_tail_ = sequence_.tail().token_count;
@@ -254,7 +249,7 @@ absl::Status AttentionImpl::Prepare(const PolicyLease& lease) {
   if (stream_ == nullptr) {
     stream_ = std::make_unique<Stream>();
     SetTraceparent(request_.traceparent(), &stream_->context);
-    stream_->calls = stub_->Attend(&stream_->context);
+    stream_->calls = link_.stub()->Attend(&stream_->context);
   }
   return absl::OkStatus();
 }

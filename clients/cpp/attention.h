@@ -46,9 +46,10 @@ struct ReadResult {
 // Threads: one call at a time.
 class Attention {
  public:
-  // Opens a view at the certifier; if that can't be reached, reads are exact in this process until
-  // a later call reaches it. `worker`, `sequence`, `request` must outlive the result.
-  // Errors: FailedPrecondition [LEASE_LOST]; Aborted [BLOCK_REUSED]; InvalidArgument.
+  // Opens a view at the certifier, or one of several; when that one is gone, reads open it again at
+  // another. If none can be reached, reads are exact in this process until a later call reaches
+  // one. `worker`, `sequence`, `request` must outlive the result. Errors: FailedPrecondition
+  // [LEASE_LOST]; Aborted [BLOCK_REUSED]; InvalidArgument.
   static absl::StatusOr<std::unique_ptr<Attention>> Open(Worker& worker, Sequence& sequence,
                                                          Request& request);
   virtual ~Attention() = default;

@@ -114,8 +114,11 @@ absl::Status CheckAccess(const Options& options) {
   return absl::OkStatus();
 }
 
-std::shared_ptr<grpc::Channel> MakeChannel(const std::string& target, const Options& options) {
+std::shared_ptr<grpc::Channel> MakeChannel(const std::string& target, const Options& options,
+                                           const ChannelTraits& traits) {
   grpc::ChannelArguments arguments;
+  if (traits.balance) arguments.SetLoadBalancingPolicyName("round_robin");
+  if (!traits.server_name.empty()) arguments.SetSslTargetNameOverride(traits.server_name);
   arguments.SetMaxReceiveMessageSize(kMessageBytesMax);
   arguments.SetMaxSendMessageSize(kMessageBytesMax);
   // A service that was restarted should be found again within a second.

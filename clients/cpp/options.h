@@ -11,7 +11,8 @@
 namespace certkv::client {
 
 // gRPC targets: "unix:/run/certkv/certkvd.sock" or "host:port". An empty certifier or gate target
-// is that of the store (certkvd serves all three on one socket).
+// is that of the store (certkvd serves all three on one socket). That of the certifier may name
+// several (certifier_link.h).
 struct Options {
   std::string kvstore_target;  // "" = DefaultTarget()
   std::string certifier_target;

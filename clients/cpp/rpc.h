@@ -19,9 +19,16 @@
 
 namespace certkv::client {
 
+// What else a channel may be.
+struct ChannelTraits {
+  bool balance = false;     // calls go to the target's addresses in turn; else to one of them
+  std::string server_name;  // in the server's certificate; "" = the target's
+};
+
 // With the protection that `options` name: TLS to a TCP target where there is a ca_file, and the
 // token in each call where there is a token_file; both are read again when they change.
-std::shared_ptr<grpc::Channel> MakeChannel(const std::string& target, const Options& options = {});
+std::shared_ptr<grpc::Channel> MakeChannel(const std::string& target, const Options& options = {},
+                                           const ChannelTraits& traits = {});
 
 // What `status` says about a connection that never came to be, with a reason and what to do; any
 // other status as it is.

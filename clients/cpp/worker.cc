@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
+#include "clients/cpp/certifier_link.h"
 #include "clients/cpp/lease_keeper.h"
 #include "clients/cpp/store_client.h"
 #include "kernels/core/check.h"
@@ -66,6 +67,7 @@ struct Worker::Impl {
         tenant_salt(cache.tenant_salt),
         session(attached),
         store(std::move(client)),
+        certifier_balancer(MakeCertifierBalancer(options)),
         device_layout(spec, SlabKind::kDevice, cache.device_slot_count),
         backing_layout(spec, SlabKind::kBacking, cache.backing_slot_count),
         staging_layout(spec, SlabKind::kStaging, attached.staging_slot_count),
@@ -93,6 +95,7 @@ struct Worker::Impl {
   const std::string tenant_salt;
   const AttachedSession session;
   const std::unique_ptr<StoreClient> store;
+  const std::shared_ptr<grpc::Channel> certifier_balancer;
   SlabLayout device_layout;
   const SlabLayout backing_layout;
   const SlabLayout staging_layout;
@@ -437,6 +440,9 @@ BlockKeyContext Worker::KeyContext(int32_t rank) const {
   return {.spec_digest = impl_->digest, .rank = rank, .tenant_salt = impl_->tenant_salt};
 }
 const Options& Worker::options() const { return impl_->options; }
+const std::shared_ptr<grpc::Channel>& Worker::certifier_balancer() const {
+  return impl_->certifier_balancer;
+}
 const SlabLayout& Worker::device_layout() const { return impl_->device_layout; }
 const SlabLayout& Worker::backing_layout() const { return impl_->backing_layout; }
 const SlabLayout& Worker::staging_layout() const { return impl_->staging_layout; }

@@ -28,6 +28,10 @@
 #include "kernels/core/shared_memory.h"
 #include "kernels/core/slab_layout.h"
 
+namespace grpc {
+class Channel;
+}  // namespace grpc
+
 namespace certkv::client {
 
 // Originals of one layer of a sequence: token-major rows of all KV heads, 16-bit as in the spec.
@@ -168,6 +172,8 @@ class Worker {
   // `rank`, the tensor-parallel rank whose KV heads the blocks hold.
   BlockKeyContext KeyContext(int32_t rank) const;
   const Options& options() const;  // targets resolved
+  // See certifier_link.h; null when there is one certifier.
+  const std::shared_ptr<grpc::Channel>& certifier_balancer() const;
 
   // The maps, for in-process reads. Writing to a slab dies; the staging map is this worker's own.
   const SlabLayout& device_layout() const;

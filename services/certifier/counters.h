@@ -43,6 +43,9 @@ struct CertifierCounters {
   std::atomic<int64_t> tiles_verified{0};      // tiles whose checksums were recomputed
   std::atomic<int64_t> originals_verified{0};  // tiles whose originals' checksum was recomputed
   LatencyHistogram read_seconds;               // from a read's first KV head to its last
+  // What says that there are too few replicas.
+  std::atomic<int64_t> busy_ns{0};  // threads' time in reads
+  LatencyHistogram queue_seconds;   // from a message's arrival to the begin of its work
 
   void CountHead(const ReadCertificate& certificate) {
     heads_by_rung[static_cast<int>(certificate.rung)].fetch_add(1, std::memory_order_relaxed);

@@ -13,6 +13,11 @@ constexpr MetricInfo kInfos[] = {
      "Reads (one layer and position, all its heads), ok or failed"},
     {"certkv_certifier_read_seconds", MetricKind::kHistogram, "",
      "Time of a read from its first KV head to its last, repairs included"},
+    {"certkv_certifier_busy_seconds_total", MetricKind::kCounter, "",
+     "Time of threads in reads; its rate is how many threads are busy, which a replica is added "
+     "for"},
+    {"certkv_certifier_queue_seconds", MetricKind::kHistogram, "",
+     "Time of a message of reads from its arrival until a thread begins with it"},
     {"certkv_certifier_heads_total", MetricKind::kCounter, "format, rung",
      "Query heads read, by the formats of their layer and the highest rung they needed (none: "
      "certified at the first read); coverage is the share of none"},
@@ -55,6 +60,8 @@ void CollectCertifierMetrics(const CertifierCounters& counters, int32_t view_cou
   sink->Add("certkv_certifier_reads_total", Load(counters.reads), {{"result", "ok"}});
   sink->Add("certkv_certifier_reads_total", Load(counters.failed_reads), {{"result", "failed"}});
   sink->AddHistogram("certkv_certifier_read_seconds", counters.read_seconds.Snapshot());
+  sink->Add("certkv_certifier_busy_seconds_total", Load(counters.busy_ns) * 1e-9);
+  sink->AddHistogram("certkv_certifier_queue_seconds", counters.queue_seconds.Snapshot());
   for (int key = 0; key < CertifierCounters::kFormatCount; ++key) {
     for (int value = 0; value < CertifierCounters::kFormatCount; ++value) {
       const auto& by_rung = counters.heads_by_format[key][value];

@@ -28,10 +28,12 @@ class BatchRunner::Batch : public std::enable_shared_from_this<BatchRunner::Batc
         reads_(reads),
         options_(options),
         done_(std::move(done)),
+        arrival_ns_(runner->clock_->MonotonicNs()),
         states_(reads->size()) {}
 
   // Plans all reads, then works on them here and on other threads.
   void Start() {
+    runner_->counters_->queue_seconds.Observe(runner_->clock_->MonotonicNs() - arrival_ns_);
     const int64_t now_ms = runner_->clock_->NowMs();
     int64_t answer_bytes = 0;
     for (size_t i = 0; i < reads_->size(); ++i) {
@@ -133,9 +135,9 @@ class BatchRunner::Batch : public std::enable_shared_from_this<BatchRunner::Batc
     ReadState& state = states_[task.read];
     const ReadOutput output = {absl::MakeSpan(read.certificates), absl::MakeSpan(read.outputs),
                                absl::MakeSpan(read.tile_sources)};
+    const int64_t begin_ns = runner_->clock_->MonotonicNs();
     int64_t not_started = 0;
-    state.start_ns.compare_exchange_strong(not_started, runner_->clock_->MonotonicNs(),
-                                           std::memory_order_relaxed);
+    state.start_ns.compare_exchange_strong(not_started, begin_ns, std::memory_order_relaxed);
     if (IsCancelled()) {
       Fail(&state, absl::CancelledError("the caller went away"));
     } else if (!state.failed.load(std::memory_order_relaxed)) {
@@ -144,6 +146,8 @@ class BatchRunner::Batch : public std::enable_shared_from_this<BatchRunner::Batc
                                                                output, &reserved_units);
       state.reserved_units.fetch_add(reserved_units, std::memory_order_relaxed);
       if (!status.ok()) Fail(&state, status);
+      runner_->counters_->busy_ns.fetch_add(runner_->clock_->MonotonicNs() - begin_ns,
+                                            std::memory_order_relaxed);
     }
     // The last head sees what all others wrote.
     if (state.heads_left.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
@@ -167,6 +171,7 @@ class BatchRunner::Batch : public std::enable_shared_from_this<BatchRunner::Batc
   std::vector<BatchRead>* const reads_;
   const BatchOptions options_;
   const std::function<void()> done_;
+  const int64_t arrival_ns_;
   std::vector<ReadState> states_;  // one per read
   std::vector<Task> tasks_;
   std::atomic<size_t> next_task_{0};

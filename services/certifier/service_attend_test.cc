@@ -165,6 +165,43 @@ TEST_F(ServiceTest, LimitsStreams) {
 }
 
 // 128 query heads with 128 channels: an answer has 64 KiB of outputs.
+TEST_F(ServiceTest, TellsHowLongThreadsAreBusyAndMessagesWait) {
+  absl::Notification go;
+  std::atomic<int> started{0};
+  kernels_.attend = [&](const AttendArgs& args, const AttendResult& result, void* workspace) {
+    ++started;
+    go.WaitForNotification();
+    clock_.AdvanceMs(10);
+    return ::certkv::Attend(Backend::kCpu, args, result, workspace);
+  };
+  config_.read_threads = 1;
+  Start();
+  const int64_t view = OpenView(ViewRequest());
+  grpc::ClientContext context;
+  const auto stream = stub_->Attend(&context);
+  v1::AttendRequest request;
+  *request.add_reads() = ReadOf(view);
+  // The server has two threads: the third message waits until one of them is free.
+  for (int i = 0; i < 3; ++i) ASSERT_TRUE(stream->Write(request));
+  while (started < 2) absl::SleepFor(absl::Milliseconds(1));
+  for (int i = 0; i < 500; ++i) {
+    clock_.AdvanceMs(1);
+    absl::SleepFor(absl::Milliseconds(1));
+  }
+  go.Notify();
+  v1::AttendResponse response;
+  for (int i = 0; i < 3; ++i) ASSERT_TRUE(stream->Read(&response));
+  stream->WritesDone();
+  EXPECT_TRUE(stream->Finish().ok());
+  const CertifierCounters& counters = server_->counters();
+  // Two KV heads a message, 10 ms each; two were busy while the clock went on.
+  EXPECT_GE(counters.busy_ns, int64_t{2 * 500 + 6 * 10} * 1'000'000);
+  const HistogramSnapshot queue = counters.queue_seconds.Snapshot();
+  EXPECT_EQ(queue.cumulative_counts.back(), 3);
+  EXPECT_GE(queue.sum, 0.25) << "the third came at most 250 ms late";
+  EXPECT_LE(queue.sum, 0.6) << "the first two did not wait";
+}
+
 class WideServiceTest : public ServiceTest {
  protected:
   WideServiceTest() : ServiceTest(SmallSpec(1, 8, 16, 128)) {}

@@ -233,3 +233,20 @@ def test_published_schemas_accept_it(built, tmp_path):
     assert out.stderr.count(" passed for resource ") + out.stdout.count(" passed for resource ") > 20
     path.write_text(built.replace("minReplicas: 3", "minReplicas: many"))
     assert subprocess.run([tool, "--strict", path], capture_output=True).returncode != 0
+
+
+def test_the_other_signal_for_the_autoscaler_fits():
+    """The adapter's rule and the patch that the README shows."""
+    text = (FOLDER / "README.md").read_text()
+    rule, patch = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)]
+    rule, = rule["rules"]
+    series = rule["seriesQuery"].split("{")[0]
+    assert f"| `{series}` | counter |" in (ROOT / "docs/metrics.md").read_text()
+    patch, = patch
+    assert of_kind(patch["target"]["kind"])[patch["target"]["name"]]
+    operation, = yaml.safe_load(patch["patch"])
+    assert operation["op"] == "add" and operation["path"] == "/spec/metrics/-"
+    pods = operation["value"]["pods"]
+    assert pods["metric"]["name"] == rule["name"]["as"]
+    _, config = server_of("certkv-certifier")
+    assert int(pods["target"]["averageValue"].removesuffix("m")) == 700 * config["server"]["io_threads"]

@@ -134,28 +134,48 @@ class TlsTest : public ::testing::Test {
   std::unique_ptr<ListeningServer> server_;
 };
 
-TEST_F(TlsTest, AnEngineWithACertificatePutsAndReadsOverTcp) {
-  MakeCertificates();
-  StartServer("mutual_tls");
-  const client::Options options = Options("engine");
+// Puts a sequence, reads it, holds the read against the truth and closes the request.
+client::ReadResult PutAndRead(const client::Options& options) {
   const TestSequence data(SmallSpec(), 200, 3);
   auto worker = client::Worker::Attach(options, data.spec);
-  ASSERT_TRUE(worker.ok()) << worker.status();
+  EXPECT_TRUE(worker.ok()) << worker.status();
+  if (!worker.ok()) return {};
   auto sequence =
       (*worker)->PutSequence(data.token_ids, data.layers(), client::DefaultKeyContext(data.spec));
-  ASSERT_TRUE(sequence.ok()) << sequence.status();
+  EXPECT_TRUE(sequence.ok()) << sequence.status();
   auto request = client::Request::Open(options, "r", {});
-  ASSERT_TRUE(request.ok()) << request.status();
+  EXPECT_TRUE(request.ok()) << request.status();
+  if (!sequence.ok() || !request.ok()) return {};
   auto attention = client::Attention::Open(**worker, **sequence, **request);
-  ASSERT_TRUE(attention.ok()) << attention.status();
+  EXPECT_TRUE(attention.ok()) << attention.status();
+  if (!attention.ok()) return {};
   const std::vector<float> queries = TestQueries(data.spec, 1);
   client::ReadRequest read;
   read.query_position = 199;
   read.queries = queries.data();
-  const auto results = (*attention)->Attend({read});
-  ASSERT_TRUE(results.ok()) << results.status();
+  auto results = (*attention)->Attend({read});
+  EXPECT_TRUE(results.ok()) << results.status();
+  if (!results.ok()) return {};
   EXPECT_EQ(CheckReadAgainstTruth(data, read, (*results)[0], Tolerances()), "");
   EXPECT_TRUE((*request)->Close().ok());
+  return std::move((*results)[0]);
+}
+
+TEST_F(TlsTest, AnEngineWithACertificatePutsAndReadsOverTcp) {
+  MakeCertificates();
+  StartServer("mutual_tls");
+  EXPECT_FALSE(PutAndRead(Options("engine")).in_process);
+}
+
+// A view's calls go to the address that opened it, whose certificate has the name, not the address.
+TEST_F(TlsTest, CertifiersOfANameAreBelievedByThatName) {
+  ASSERT_TRUE(certificates_.Make("ca"));
+  ASSERT_TRUE(certificates_.Make("server localhost"));
+  ASSERT_TRUE(certificates_.Make("client engine read,write,risk a"));
+  StartServer("mutual_tls");
+  client::Options options = Options("engine");
+  options.certifier_target = absl::StrCat("dns:///", server_->TcpTarget());
+  EXPECT_FALSE(PutAndRead(options).in_process);
 }
 
 TEST_F(TlsTest, EveryServerTakesCertificates) {
