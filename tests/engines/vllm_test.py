@@ -7,11 +7,11 @@ import pathlib
 import re
 import signal
 import statistics
-import subprocess
 import sys
 import time
 
 import pytest
+from engine_process import EngineProcess
 
 ROOT = pathlib.Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests/python"))
@@ -46,30 +46,19 @@ class Answer:
     seconds: float
 
 
-class Engine:
+class Engine(EngineProcess):
     """A process with one vLLM engine, see vllm_engine.py."""
 
     def __init__(self, folder, model, name, transfer, processes="one"):
-        self._log = folder / f"{name}.log"
         self.kill_order = folder / f"{name}.kill"
-        path = [str(ROOT / "build/release/python"), str(_ENGINE.parent)]
-        with open(self._log, "wb") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, str(_ENGINE), str(model), json.dumps(transfer), processes],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-                env={
-                    **os.environ,
-                    "PYTHONPATH": ":".join(path),
-                    "CERTKV_TEST_KILL": str(self.kill_order),
-                },
-            )
-
-    def wait(self):
-        """Until it is started; the seconds it says that this took."""
-        return self._answer()["seconds"]
+        super().__init__(
+            folder,
+            name,
+            _ENGINE,
+            [model, json.dumps(transfer), processes],
+            [ROOT / "build/release/python", _ENGINE.parent],
+            CERTKV_TEST_KILL=str(self.kill_order),
+        )
 
     def ask(self, prompt, tokens=NEW_TOKENS):
         return Answer(**self._request(prompt=prompt, tokens=tokens))
@@ -87,28 +76,6 @@ class Engine:
     def forget(self):
         """Drops the engine's own prefix cache."""
         assert self._request(forget=True)["forgot"]
-
-    def log(self):
-        return self._log.read_text()
-
-    def end(self):
-        """Ends it as a user does, with all that is queued."""
-        self._process.stdin.close()
-        assert self._process.wait(120) == 0, self.log()[-3000:]
-
-    def kill(self):
-        self._process.kill()
-        self._process.wait()
-
-    def _request(self, **request):
-        self._process.stdin.write(json.dumps(request) + "\n")
-        self._process.stdin.flush()
-        return self._answer()
-
-    def _answer(self):
-        line = self._process.stdout.readline()
-        assert line, self.log()[-3000:]
-        return json.loads(line)
 
 
 @pytest.fixture(scope="module")

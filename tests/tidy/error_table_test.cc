@@ -25,7 +25,8 @@ const std::set<std::string> kNotReasons = {
     "CERTKV_TOKEN_FILE",   "CERTKV_CERTKVD",     "CERTIFICATE_DTYPE", "INVALID_ARGUMENT",
     "CERTKV_ANY_VERSION",  "NOT_FOUND",          "DATA_LOSS",         "PERMISSION_DENIED",
     "FAILED_PRECONDITION", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED", "FORCED_EXACT",
-    "LEDGER_LOST",         "CERTKV_PYTHON",      "ALREADY_EXISTS",    "OUT_OF_RANGE",
+    "LEDGER_LOST",         "CERTKV_PYTHON",      "CERTKV_SGLANG",     "ALREADY_EXISTS",
+    "OUT_OF_RANGE",
 };
 
 // Every match of `pattern`'s first group.

@@ -61,7 +61,25 @@ def spec_of(
     Raises:
         InvalidArgumentError: [ENGINE_UNSUPPORTED | CACHE_SPEC_INVALID].
     """
-    config = model.config
+    return spec_of_config(
+        model.config,
+        model.dtype,
+        model_name or f"{model.config.model_type}-{fingerprint(model)}",
+        key_format,
+        value_format,
+        original_dtype,
+    )
+
+
+def spec_of_config(
+    config: Any,
+    dtype: torch.dtype,
+    model_name: str,
+    key_format: str,
+    value_format: str,
+    original_dtype: Optional[str] = None,
+) -> CacheSpec:
+    """The same of a model's config and dtype."""
     if config.model_type not in MODEL_TYPES:
         raise unsupported(
             f"model type '{config.model_type}' is not known to the certificate; known are "
@@ -75,7 +93,7 @@ def spec_of(
     score_scalar = getattr(config, "query_pre_attn_scalar", None) or head_dim
     witness_bands = 4 if key_format == "FP8_E4M3" else 0
     return CacheSpec(
-        model_name or f"{config.model_type}-{fingerprint(model)}",
+        model_name,
         kv_head_count=kv_heads,
         group_size=heads // kv_heads,
         head_dim=head_dim,
@@ -88,7 +106,7 @@ def spec_of(
         rotary_dim=head_dim,
         rope_theta=_rope_theta(config),
         logit_scale=score_scalar**-0.5,
-        original_dtype=_stored_dtype(model, original_dtype),
+        original_dtype=_stored_dtype(dtype, original_dtype),
     )
 
 
@@ -117,15 +135,15 @@ def _rope_theta(config: Any) -> float:
     return float(rope.get("full_attention", kinds[0])["rope_theta"])
 
 
-def _stored_dtype(model: PreTrainedModel, original_dtype: Optional[str]) -> str:
-    own = _DTYPES.get(model.dtype)
+def _stored_dtype(dtype: torch.dtype, original_dtype: Optional[str]) -> str:
+    own = _DTYPES.get(dtype)
     if original_dtype is None and own is None:
         raise unsupported(
-            f"model is {model.dtype}, and originals have 16 bits; load it with dtype=torch.float16 "
+            f"model is {dtype}, and originals have 16 bits; load it with dtype=torch.float16 "
             "or torch.bfloat16, or pass original_dtype='float16' to round its keys and values"
         )
     if own is not None and original_dtype not in (None, own):
-        raise unsupported(f"original_dtype is {original_dtype}, the model is {model.dtype}")
+        raise unsupported(f"original_dtype is {original_dtype}, the model is {dtype}")
     if original_dtype not in (None, *_DTYPES.values()):
         raise unsupported(f"original_dtype is {original_dtype}, must be float16 or bfloat16")
     return original_dtype or own

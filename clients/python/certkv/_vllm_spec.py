@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import math
-import pathlib
 from typing import Any
 
 import numpy as np
@@ -14,7 +12,7 @@ import vllm
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 
 from certkv import _engine
-from certkv._engine import unsupported
+from certkv._engine import read_options, unsupported, weights_fingerprint
 from certkv._kv_layout import BlockLayout
 from certkv._spec import CacheSpec
 
@@ -24,9 +22,6 @@ TESTED_VERSIONS = "0.32"
 _DTYPES = {torch.float16: "float16", torch.bfloat16: "bfloat16"}
 _TILE_TOKENS = 64
 _BLOCK_TOKENS_MAX = 1024
-_WEIGHT_FILES = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf")
-_SAMPLES = 256
-_SAMPLE_BYTES = 4096
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,18 +54,7 @@ class ConnectorOptions:
 
     @staticmethod
     def of(given: dict[str, Any]) -> ConnectorOptions:
-        known = {field.name: field for field in dataclasses.fields(ConnectorOptions)}
-        for name, value in given.items():
-            if name not in known:
-                raise unsupported(
-                    f"kv_connector_extra_config has '{name}'; known are {', '.join(known)}"
-                )
-            kind = {"str": str, "int": int}.get(known[name].type, dict)
-            if not isinstance(value, kind) or isinstance(value, bool):
-                raise unsupported(
-                    f"kv_connector_extra_config: {name} is {value!r}, must be a {kind.__name__}"
-                )
-        options = ConnectorOptions(**given)
+        options = read_options(ConnectorOptions, given, "kv_connector_extra_config")
         if options.load not in ("exact", "quantized"):
             raise unsupported(f"load is '{options.load}', must be exact or quantized")
         for name in ("save_queue_mib", "rpc_timeout_ms"):
@@ -81,34 +65,6 @@ class ConnectorOptions:
 
 def check_version() -> None:
     _engine.check_version("vllm", vllm.__version__, TESTED_VERSIONS)
-
-
-def fingerprint(model: str, config: Any) -> str:
-    """32 hex digits that differ between models: of the config and a sample of every weight file.
-
-    Blocks are shared between runs whose models have one name, so the name must tell weights apart.
-    Of each file its size and 256 samples of 4 KiB are hashed, evenly spaced: a fine-tune differs, a
-    handful of numbers that were edited by hand may not; give a model_name then.
-    """
-    path = pathlib.Path(model)
-    if path.is_dir():
-        files = sorted({file for pattern in _WEIGHT_FILES for file in path.glob(pattern)})
-    else:
-        files = [path] if path.is_file() else []
-    if not files:
-        raise unsupported(
-            f"the model '{model}' is no local folder or file with weights, so its blocks can't be "
-            "named by them; set model_name in kv_connector_extra_config to name and revision"
-        )
-    digest = hashlib.sha256(config.to_json_string().encode())
-    for file in files:
-        size = file.stat().st_size
-        digest.update(f"{file.name} {size}".encode())
-        with open(file, "rb") as weights:
-            for sample in range(_SAMPLES):
-                weights.seek(max(0, size - _SAMPLE_BYTES) * sample // (_SAMPLES - 1))
-                digest.update(weights.read(_SAMPLE_BYTES))
-    return digest.hexdigest()[:32]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,7 +131,11 @@ def shape_of(config: Any, cache: Any, options: ConnectorOptions) -> EngineShape:
     parallel = config.parallel_config
     heads = model.get_num_attention_heads(parallel)
     dtype = _DTYPES[layers.dtype]
-    name = options.model_name or fingerprint(model.model, model.hf_config)
+    name = options.model_name or weights_fingerprint(
+        model.model,
+        model.hf_config.to_json_string(),
+        "model_name in kv_connector_extra_config",
+    )
     spec = CacheSpec.uniform(
         # What else tells blocks apart: ranks split heads, and what follows a quantized load is
         # computed from other keys and values.

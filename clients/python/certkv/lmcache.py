@@ -32,7 +32,8 @@ from lmcache.v1.platform import create_event_notifier
 from certkv import _engine, _errors
 from certkv._block_chain import BlockChain
 from certkv._job_thread import JobThread
-from certkv._engine import unsupported
+from certkv._engine import read_options, unsupported
+from certkv._objects import find_object, object_keys, object_spec
 from certkv._spec import CacheSpec
 from certkv._store_link import StoreLink
 
@@ -40,12 +41,6 @@ TESTED_VERSIONS = "0.5"
 """Versions of LMCache that this was tested with: 0.5.x. CERTKV_ANY_VERSION=1 tries others."""
 
 _log = init_logger("lmcache.certkv")
-_FORMATS = {torch.float16: ("float16", "F16"), torch.bfloat16: ("bfloat16", "BF16")}
-# An object is so many pages of 64 tokens of one KV head, keys and values of 64 channels: the
-# smallest that a CacheSpec has.
-_TOKENS = _CHANNELS = 64
-_PAGE_ELEMENTS = 2 * _TOKENS * _CHANNELS
-_HEADS_MAX = _LAYERS_MAX = 256
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,34 +71,14 @@ def spec_of(shapes: list[torch.Size], dtypes: list[torch.dtype]) -> CacheSpec:
     Raises:
         InvalidArgumentError: [ENGINE_UNSUPPORTED].
     """
-    if len(set(dtypes)) != 1 or dtypes[0] not in _FORMATS:
-        raise unsupported(
-            f"objects hold {', '.join(map(str, dtypes))}; only float16 or bfloat16 are stored"
-        )
-    elements = sum(math.prod(shape) for shape in shapes)
-    pages, rest = divmod(elements, _PAGE_ELEMENTS)
-    heads = next(
-        (h for h in range(_HEADS_MAX, 0, -1) if pages % h == 0 and pages // h <= _LAYERS_MAX), 0
-    )
-    if rest or not pages or not heads:
-        raise unsupported(
-            f"objects of {elements} numbers (shapes {[tuple(shape) for shape in shapes]}); only "
-            f"multiples of {_PAGE_ELEMENTS} that are a product of two numbers up to "
-            f"{_LAYERS_MAX} times that; choose another chunk size"
-        )
-    original_dtype, form = _FORMATS[dtypes[0]]
-    return CacheSpec.uniform(
+    if len(set(dtypes)) != 1:
+        raise unsupported(f"objects hold {', '.join(map(str, dtypes))}; only one dtype is stored")
+    return object_spec(
         f"lmcache {importlib.metadata.version('lmcache')} {platform.machine()} "
         f"amx={torch.cpu._is_amx_tile_supported()} shapes={[tuple(shape) for shape in shapes]}",
-        layer_count=pages // heads,
-        kv_head_count=heads,
-        group_size=1,
-        head_dim=_CHANNELS,
-        key_format=form,
-        value_format=form,
-        block_tokens=_TOKENS,
-        rope_pairing="none",
-        original_dtype=original_dtype,
+        sum(math.prod(shape) for shape in shapes),
+        str(dtypes[0]).removeprefix("torch."),
+        "choose another chunk size",
     )
 
 
@@ -149,11 +124,7 @@ class CertKVL2(L2AdapterInterface):
     def __init__(self, config: dict[str, Any], **_: Any) -> None:
         super().__init__()
         check_version()
-        known = [field.name for field in dataclasses.fields(L2Options)]
-        for name in config:
-            if name not in known:
-                raise unsupported(f"adapter_params has '{name}'; known are {', '.join(known)}")
-        self._options = L2Options(**config)
+        self._options = read_options(L2Options, config, "adapter_params")
         self._stores, self._lookups, self._loads = _Results(), _Results(), _Results()
         self._lock = threading.Lock()
         self._next_task = 0
@@ -280,8 +251,8 @@ class CertKVL2(L2AdapterInterface):
         if client is None:
             return [], None
         try:
-            keys = client.block_keys([0] * _TOKENS, [name_of(key)])
-            return keys, client.lookup_blocks(keys)
+            keys = object_keys(client, name_of(key))
+            return keys, find_object(client, keys)
         except _errors.Error as error:
             if not link.report(client, error):
                 self._tell(error)
