@@ -64,6 +64,7 @@ SealedCache::SealedCache(const CacheSpec& spec, int32_t tile_count, int64_t byte
     args.layout = &layout_;
     args.keys = keys.data();
     args.values = values.data();
+    args.witness_weights = WitnessWeightsOf(spec, 0, 0);
     args.key_stride = spec.head_dim;
     args.value_stride = spec.value_dim;
     for (int32_t h = 0; h < head_count_; ++h) {

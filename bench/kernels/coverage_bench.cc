@@ -12,19 +12,27 @@
 
 #include "absl/flags/flag.h"
 #include "absl/flags/parse.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 #include "bench/kernels/bench_report.h"
 #include "clients/cli/trace.h"
+#include "clients/cli/witness_weights.h"
 #include "kernels/core/half.h"
 #include "kernels/core/slab_layout.h"
+#include "kernels/core/status.h"
 #include "tests/conformance/bound_tally.h"
 #include "tests/conformance/sequence_case.h"
 
 ABSL_FLAG(std::string, trace, "tests/data/smollm2-135m-4-layers.safetensors", "the real model's");
-ABSL_FLAG(std::string, formats, "K8V4,K8V4w1,K6V4,K6V4w1,K6V4w4,K4V4,K4V4w4,FP8_E4M3w4",
-          "formats, with the bands of a witness after w");
+ABSL_FLAG(std::string, formats,
+          "K8V4,K8V4w1,K8V4w1c,K6V4,K6V4w1,K6V4w1c,K6V4w4,K6V4w4c,K4V4,K4V4w4,K4V4w4c,"
+          "FP8_E4M3w4,FP8_E4M3w4c",
+          "formats, with the bands of a witness after w, and c where it has weights");
+ABSL_FLAG(std::string, weights_from, "",
+          "trace to choose weights from; empty: every other run of 8 queries of the trace itself, "
+          "and the rest is measured");
 ABSL_FLAG(int32_t, every, 1, "use every so many-th query position");
 ABSL_FLAG(std::string, json, "", "file to write the results to");
 
@@ -43,6 +51,12 @@ struct Coverage {
   double true_sum = 0;
 };
 
+// Does a query of the trace choose weights, instead of being measured?
+bool ChoosesWeights(int32_t query_index) {
+  constexpr int32_t kRun = 8;
+  return absl::GetFlag(FLAGS_weights_from).empty() && query_index / kRun % 2 == 0;
+}
+
 void AddReads(SequenceCase* sequence, const cli::Trace& trace, int32_t layer, int32_t kv_head,
               Coverage* coverage) {
   const SequenceRows original = OriginalRows(*sequence);
@@ -50,6 +64,7 @@ void AddReads(SequenceCase* sequence, const cli::Trace& trace, int32_t layer, in
   const int64_t size = int64_t{sequence->spec().group_size} * sequence->spec().head_dim;
   FinishWorkspace workspace;
   for (int32_t i = 0; i < trace.query_count(); i += absl::GetFlag(FLAGS_every)) {
+    if (ChoosesWeights(i)) continue;
     const std::vector<float> queries = trace.Queries(layer, i);
     sequence->SetQueries(
         {queries.begin() + kv_head * size, queries.begin() + (kv_head + 1) * size});
@@ -71,16 +86,52 @@ void AddReads(SequenceCase* sequence, const cli::Trace& trace, int32_t layer, in
   }
 }
 
-nlohmann::json Measure(const cli::Trace& trace, const std::string& format,
-                       const cli::FormatChoice& choice) {
+// "K6V4w1c": the formats of the command line, and c where the witness has weights.
+struct Row {
+  std::string name;
+  cli::FormatChoice choice;
+  bool is_weighted;
+};
+
+absl::StatusOr<Row> ParseRow(const std::string& name) {
+  const bool is_weighted = absl::EndsWith(name, "c");
+  CERTKV_ASSIGN_OR_RETURN(const cli::FormatChoice choice,
+                          cli::ParseFormat(is_weighted ? name.substr(0, name.size() - 1) : name));
+  return Row{name, choice, is_weighted};
+}
+
+absl::StatusOr<std::vector<std::vector<float>>> WeightsOf(const cli::Trace& trace,
+                                                          const cli::FormatChoice& choice) {
+  const std::string path = absl::GetFlag(FLAGS_weights_from);
+  if (path.empty()) return cli::ChooseWeights(trace, choice, ChoosesWeights);
+  CERTKV_ASSIGN_OR_RETURN(const auto other, cli::Trace::Open(path));
+  if (other->layer_numbers() != trace.layer_numbers()) {
+    return MakeError(absl::StatusCode::kInvalidArgument, "TRACE_INVALID",
+                     absl::StrCat(path, " has other layers than the trace; record the same"));
+  }
+  return cli::ChooseWeights(*other, choice, [](int32_t) { return true; });
+}
+
+absl::StatusOr<nlohmann::json> Measure(const cli::Trace& trace, const Row& row) {
+  const cli::FormatChoice& choice = row.choice;
+  const std::string& format = row.name;
   const CacheSpec spec = trace.MakeSpec(choice);
   const int64_t stride = int64_t{spec.kv_head_count} * spec.head_dim;
   const std::vector<client::LayerKv> layers = trace.Layers();
+  std::vector<std::vector<float>> weights(trace.layer_count());
+  if (row.is_weighted) {
+    CERTKV_ASSIGN_OR_RETURN(weights, WeightsOf(trace, choice));
+  }
   Coverage coverage;
   for (int32_t layer = 0; layer < trace.layer_count(); ++layer) {
-    CacheSpec one = spec;
+    CacheSpec one = spec;  // of one KV head
     one.layers = {spec.layers[layer]};
+    one.kv_head_count = 1;
     for (int32_t h = 0; h < spec.kv_head_count; ++h) {
+      if (row.is_weighted) {
+        const auto begin = weights[layer].begin() + int64_t{h} * spec.head_dim;
+        one.layers[0].witness_weights.assign(begin, begin + spec.head_dim);
+      }
       const auto* keys = static_cast<const uint16_t*>(layers[layer].keys) + h * spec.head_dim;
       const auto* values = static_cast<const uint16_t*>(layers[layer].values) + h * spec.value_dim;
       SequenceCase sequence(SequenceShape(), one, keys, stride, values,
@@ -97,17 +148,17 @@ nlohmann::json Measure(const cli::Trace& trace, const std::string& format,
   const double bytes = static_cast<double>(SlabLayout::SlotBytes(spec, SlabKind::kDevice)) / tokens;
   const double original_bytes =
       static_cast<double>(SlabLayout::SlotBytes(spec, SlabKind::kBacking)) / tokens;
-  return {{"name", format},
-          {"reads", coverage.tally.reads},
-          {"bytes_per_token", bytes},
-          {"capacity", original_bytes / bytes},
-          {"mean_worst_case_tv", coverage.bound_sum / reads},
-          {"mean_true_tv", coverage.true_sum / reads},
-          {"median_half_width_over_error", coverage.tally.MedianTightness()},
-          {"coverage_at_0.2", static_cast<double>(coverage.covered[0]) / reads},
-          {"coverage_at_0.1", static_cast<double>(coverage.covered[1]) / reads},
-          {"coverage_at_0.05", static_cast<double>(coverage.covered[2]) / reads},
-          {"violations", coverage.tally.violations()}};
+  return nlohmann::json{{"name", format},
+                        {"reads", coverage.tally.reads},
+                        {"bytes_per_token", bytes},
+                        {"capacity", original_bytes / bytes},
+                        {"mean_worst_case_tv", coverage.bound_sum / reads},
+                        {"mean_true_tv", coverage.true_sum / reads},
+                        {"median_half_width_over_error", coverage.tally.MedianTightness()},
+                        {"coverage_at_0.2", static_cast<double>(coverage.covered[0]) / reads},
+                        {"coverage_at_0.1", static_cast<double>(coverage.covered[1]) / reads},
+                        {"coverage_at_0.05", static_cast<double>(coverage.covered[2]) / reads},
+                        {"violations", coverage.tally.violations()}};
 }
 
 int Main() {
@@ -121,21 +172,28 @@ int Main() {
     return fail(absl::StrCat("--every is ", absl::GetFlag(FLAGS_every), ", must be at least 1"));
   }
   const std::vector<std::string> formats = absl::StrSplit(absl::GetFlag(FLAGS_formats), ',');
+  std::vector<Row> choices;
   for (const std::string& format : formats) {
-    const auto choice = cli::ParseFormat(format);
-    if (!choice.ok()) return fail(choice.status().ToString());
+    const auto row = ParseRow(format);
+    if (!row.ok()) return fail(row.status().ToString());
+    choices.push_back(*row);
   }
   nlohmann::json report = DescribeRun();
   report["model"] = (*trace)->model();
   report["layers"] = (*trace)->layer_count();
   report["tokens"] = (*trace)->token_count();
+  report["weights_from"] = absl::GetFlag(FLAGS_weights_from).empty()
+                               ? "every other run of 8 queries of the trace"
+                               : absl::GetFlag(FLAGS_weights_from);
   int64_t violations = 0;
   absl::PrintF("%-10s %9s %9s %8s %9s %9s  %5s %5s %5s\n", "format", "B/token", "capacity", "reads",
                "bound", "true TV", ".2", ".1", ".05");
-  for (const std::string& format : formats) {
-    const nlohmann::json row = Measure(**trace, format, *cli::ParseFormat(format));
+  for (const Row& choice : choices) {
+    const auto measured = Measure(**trace, choice);
+    if (!measured.ok()) return fail(measured.status().ToString());
+    const nlohmann::json& row = *measured;
     violations += row["violations"].get<int64_t>();
-    absl::PrintF("%-10s %9.1f %8.2fx %8d %9.4f %9.4f  %5.3f %5.3f %5.3f\n", format,
+    absl::PrintF("%-10s %9.1f %8.2fx %8d %9.4f %9.4f  %5.3f %5.3f %5.3f\n", choice.name,
                  row["bytes_per_token"].get<double>(), row["capacity"].get<double>(),
                  row["reads"].get<int64_t>(), row["mean_worst_case_tv"].get<double>(),
                  row["mean_true_tv"].get<double>(), row["coverage_at_0.2"].get<double>(),

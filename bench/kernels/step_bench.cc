@@ -92,6 +92,7 @@ void AddSealRows(int32_t dim, int rounds, nlohmann::json* rows) {
         args.layout = &layout;
         args.keys = reinterpret_cast<const uint16_t*>(originals.data() + t * original_bytes);
         args.values = args.keys + int64_t{kTileTokens} * dim;
+        args.witness_weights = WitnessWeightsOf(spec, 0, 0);
         args.key_stride = args.value_stride = dim;
         args.scan = records.data() + t * layout.tile_bytes();
         args.detail = args.scan + layout.scan_bytes;

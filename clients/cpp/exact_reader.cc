@@ -91,6 +91,7 @@ AttendArgs MakeArgs(const Worker& worker, const Sequence& sequence, const ReadRe
   args.group_size = spec.group_size;
   args.queries = read.queries + int64_t{kv_head} * spec.group_size * spec.head_dim;
   if (read.sink_logits != nullptr) args.sink_logits = read.sink_logits + kv_head * spec.group_size;
+  args.witness_weights = WitnessWeightsOf(spec, read.layer, kv_head);
   args.tiles = tiles.data();
   args.tile_count = static_cast<int32_t>(tiles.size());
   args.tile_sources = sources.data();

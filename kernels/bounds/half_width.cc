@@ -42,13 +42,17 @@ int32_t BandOfChannel(const BandSplit& split, int32_t channel) {
   return WitnessBandOf(layout, channel);
 }
 
-void BandNorms(const BandSplit& split, absl::Span<const float> query, absl::Span<double> norm) {
+void BandNorms(const BandSplit& split, absl::Span<const float> query,
+               absl::Span<const float> witness_weights, absl::Span<double> norm) {
   const bool fits = query.size() == static_cast<size_t>(split.channel_count) &&
+                    (witness_weights.empty() || witness_weights.size() == query.size()) &&
                     norm.size() == static_cast<size_t>(split.band_count);
   std::fill(norm.begin(), norm.end(), fits ? 0.0 : kUnknownBound);
   if (!fits) return;
   for (int32_t i = 0; i < split.channel_count; ++i) {
-    norm[BandOfChannel(split, i)] += double{query[i]} * query[i];
+    const double weight = witness_weights.empty() ? 1.0 : double{witness_weights[i]};
+    const double entry = weight > 0 ? query[i] / weight : kUnknownBound;
+    norm[BandOfChannel(split, i)] += entry * entry;
   }
   for (double& value : norm) value = RoundUp(std::sqrt(value));
 }

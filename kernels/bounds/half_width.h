@@ -47,15 +47,17 @@ struct BandSplit {
 // kernels/core, so that who writes a witness and who reads it cannot differ.
 int32_t BandOfChannel(const BandSplit& split, int32_t channel);
 
-// ||q_b||_2 of each band, rounded up. All +infinity when the sizes do not fit the split.
+// ||(q_i / w_i)_b||_2 of each band, rounded up. All +infinity when the sizes do not fit the split.
 void BandNorms(const BandSplit& split,
-               absl::Span<const float> query,  // [d]
-               absl::Span<double> band_norm);  // [band_count] out
+               absl::Span<const float> query,            // q, [d]
+               absl::Span<const float> witness_weights,  // w > 0, [d]; empty: all 1
+               absl::Span<double> band_norm);            // [band_count] out
 
 // Witness bound (Cauchy-Schwarz by band; WitCert, arXiv 2607.28699):
-// s * sum_b ||q_b|| w_b >= |s q.r| when ||r_b|| <= w_b.
-double WitnessHalfWidth(absl::Span<const double> band_norm,    // ||q_b||, [B]
-                        absl::Span<const float> band_witness,  // w_b, [B], key units
+// s * sum_b ||q_b|| W_b >= |s q.r| when ||r_b|| <= W_b. Both sides may be weighted, because
+// q.r = sum_i (q_i / w_i)(w_i r_i): ||(q_i / w_i)_b||, and W_b >= ||(w_i r_i)_b||.
+double WitnessHalfWidth(absl::Span<const double> band_norm,    // of BandNorms, [B]
+                        absl::Span<const float> band_witness,  // W_b, [B], key units
                         double logit_scale);
 
 // The smallest of the half-widths that a format offers; unknown ones do not count.

@@ -106,7 +106,7 @@ TEST_P(BandTest, RotationLeavesBandNorms) {
   std::mt19937_64 random(kSeed);
   const std::vector<float> residual = RandomVector(split.channel_count, 0.01f, &random);
   std::vector<double> before(split.band_count);
-  BandNorms(split, residual, absl::MakeSpan(before));
+  BandNorms(split, residual, {}, absl::MakeSpan(before));
   std::vector<float> rotated = residual;
   if (split.pairing != RopePairing::kNone) {
     const int32_t half = split.rotary_dim / 2;
@@ -122,7 +122,7 @@ TEST_P(BandTest, RotationLeavesBandNorms) {
     }
   }
   std::vector<double> after(split.band_count);
-  BandNorms(split, rotated, absl::MakeSpan(after));
+  BandNorms(split, rotated, {}, absl::MakeSpan(after));
   // The test rotates in float: one rounding per element.
   for (int32_t b = 0; b < split.band_count; ++b) {
     EXPECT_NEAR(after[b], before[b], before[b] * 0x1p-23) << "band " << b;
@@ -137,8 +137,8 @@ TEST_P(BandTest, WitnessCoversTheLogitErrorAndIsAtMostTheWholeNorm) {
     const std::vector<float> residual = RandomVector(split.channel_count, 0.01f, &random);
     std::vector<double> query_norm(split.band_count);
     std::vector<double> residual_norm(split.band_count);
-    BandNorms(split, query, absl::MakeSpan(query_norm));
-    BandNorms(split, residual, absl::MakeSpan(residual_norm));
+    BandNorms(split, query, {}, absl::MakeSpan(query_norm));
+    BandNorms(split, residual, {}, absl::MakeSpan(residual_norm));
     std::vector<float> witness;
     for (const double norm : residual_norm) witness.push_back(ToFloatRoundedUp(norm));
     const double bound = WitnessHalfWidth(query_norm, witness, 0.125);
@@ -165,7 +165,7 @@ TEST(BandNormsTest, AreNotBelowTheNorm) {
   for (int trial = 0; trial < 200; ++trial) {
     const std::vector<float> query = RandomVector(96, 2, &random);
     std::vector<double> norm(4);
-    BandNorms(split, query, absl::MakeSpan(norm));
+    BandNorms(split, query, {}, absl::MakeSpan(norm));
     std::vector<long double> square(4);
     for (int32_t i = 0; i < 96; ++i) {
       square[BandOfChannel(split, i)] += static_cast<long double>(query[i]) * query[i];
@@ -178,6 +178,39 @@ TEST(BandNormsTest, AreNotBelowTheNorm) {
   }
 }
 
+// Whatever the weights are; and only with the same weights on both sides.
+TEST(WitnessHalfWidthTest, CoversTheLogitErrorUnderEveryWeight) {
+  std::mt19937_64 random(kSeed);
+  const BandSplit split = {64, 64, RopePairing::kHalfSplit, 4};
+  int below_with_one_side_unweighted = 0;
+  for (int trial = 0; trial < 200; ++trial) {
+    std::vector<float> weights;
+    for (const float x : RandomVector(64, 2, &random)) weights.push_back(std::exp2(x));
+    const std::vector<float> query = RandomVector(64, 2, &random);
+    // Parallel to the query where both are weighted.
+    std::vector<float> residual;
+    std::vector<float> weighted;
+    for (int i = 0; i < 64; ++i) {
+      residual.push_back(0x1p-7f * query[i] / (weights[i] * weights[i]));
+      weighted.push_back(residual[i] * weights[i]);
+    }
+    std::vector<double> query_norm(4);
+    std::vector<double> residual_norm(4);
+    BandNorms(split, weighted, {}, absl::MakeSpan(residual_norm));
+    std::vector<float> witness;
+    for (const double norm : residual_norm)
+      witness.push_back(ToFloatRoundedUp(norm * (1 + 0x1p-20)));
+    BandNorms(split, query, weights, absl::MakeSpan(query_norm));
+    const double bound = WitnessHalfWidth(query_norm, witness, 0.125);
+    const auto exact = static_cast<double>(0.125L * Dot(query, residual));
+    EXPECT_EQ(CheckBound({bound, exact, 0, exact * (1 + 0x1p-15)}), BoundViolation::kNone)
+        << "seed " << kSeed << ", trial " << trial;
+    BandNorms(split, query, {}, absl::MakeSpan(query_norm));
+    below_with_one_side_unweighted += WitnessHalfWidth(query_norm, witness, 0.125) < exact ? 1 : 0;
+  }
+  EXPECT_GT(below_with_one_side_unweighted, 20);
+}
+
 TEST(WitnessHalfWidthTest, IsReachedByAParallelResidual) {
   std::mt19937_64 random(kSeed);
   const BandSplit split = {64, 64, RopePairing::kHalfSplit, 4};
@@ -186,8 +219,8 @@ TEST(WitnessHalfWidthTest, IsReachedByAParallelResidual) {
   for (float& r : residual) r *= 0x1p-7f;  // exact
   std::vector<double> query_norm(4);
   std::vector<double> residual_norm(4);
-  BandNorms(split, query, absl::MakeSpan(query_norm));
-  BandNorms(split, residual, absl::MakeSpan(residual_norm));
+  BandNorms(split, query, {}, absl::MakeSpan(query_norm));
+  BandNorms(split, residual, {}, absl::MakeSpan(residual_norm));
   std::vector<float> witness;
   for (const double norm : residual_norm) witness.push_back(ToFloatRoundedUp(norm));
   const double bound = WitnessHalfWidth(query_norm, witness, 0.125);
@@ -203,8 +236,15 @@ TEST(WitnessHalfWidthTest, UnknownInputIsInfinite) {
   EXPECT_EQ(WitnessHalfWidth({-1.0}, {0.1f}, 0.1), kUnknownBound);
   EXPECT_EQ(WitnessHalfWidth({1.0}, {}, 0.1), kUnknownBound);
   std::vector<double> norms(3);
-  BandNorms({8, 8, RopePairing::kHalfSplit, 4}, std::vector<float>(8, 1.0f), absl::MakeSpan(norms));
+  BandNorms({8, 8, RopePairing::kHalfSplit, 4}, std::vector<float>(8, 1.0f), {},
+            absl::MakeSpan(norms));
   for (const double norm : norms) EXPECT_EQ(norm, kUnknownBound);
+  std::vector<double> one(1);
+  for (const std::vector<float>& weights : {std::vector<float>{1, 0}, std::vector<float>{1, -1},
+                                            std::vector<float>{1, kNan}, std::vector<float>{1}}) {
+    BandNorms({2, 2, RopePairing::kHalfSplit, 1}, {1.0f, 1.0f}, weights, absl::MakeSpan(one));
+    EXPECT_EQ(one[0], kUnknownBound) << weights[1];
+  }
 }
 
 TEST(MinHalfWidthTest, IgnoresWhatIsUnknown) {

@@ -12,7 +12,9 @@
 namespace certkv {
 namespace {
 
+// A spec without witness weights is encoded as before there were any.
 constexpr absl::string_view kSpecDomain = "certkv.cache_spec.v1";
+constexpr absl::string_view kWeightedSpecDomain = "certkv.cache_spec.v2";
 
 template <typename... Args>
 absl::Status Invalid(const Args&... args) {
@@ -67,6 +69,29 @@ absl::Status CheckLayerFormats(const CacheSpec& spec, const LayerSpec& layer,
   return absl::OkStatus();
 }
 
+absl::Status CheckWitnessWeights(const CacheSpec& spec, const LayerSpec& layer,
+                                 absl::string_view where) {
+  const std::vector<float>& weights = layer.witness_weights;
+  if (weights.empty()) return absl::OkStatus();
+  if (layer.witness_bands == 0) {
+    return Invalid(where,
+                   "witness_weights are set with witness_bands 0; there is no witness to "
+                   "weight: leave them empty");
+  }
+  const auto expected = static_cast<size_t>(spec.kv_head_count) * spec.head_dim;
+  if (weights.size() != expected) {
+    return Invalid(where, "witness_weights has ", weights.size(), " numbers, must have ", expected,
+                   " (kv_head_count x head_dim), or none");
+  }
+  for (size_t i = 0; i < weights.size(); ++i) {
+    if (weights[i] >= kWitnessWeightMin && weights[i] <= kWitnessWeightMax) continue;
+    return Invalid(where, "witness_weights of KV head ", i / spec.head_dim, ", channel ",
+                   i % spec.head_dim, " is ", weights[i], ", must be in [", kWitnessWeightMin, ", ",
+                   kWitnessWeightMax, "]");
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckLayer(const CacheSpec& spec, size_t index) {
   const LayerSpec& layer = spec.layers[index];
   const std::string where = absl::StrCat("CacheSpec.layers[", index, "].");
@@ -74,6 +99,7 @@ absl::Status CheckLayer(const CacheSpec& spec, size_t index) {
   if (!(layer.fp8_key_scale > 0 && std::isfinite(layer.fp8_key_scale))) {
     return Invalid(where, "fp8_key_scale is ", layer.fp8_key_scale, ", must be finite and > 0");
   }
+  CERTKV_RETURN_IF_ERROR(CheckWitnessWeights(spec, layer, where));
   return CheckRange(absl::StrCat("layers[", index, "].sliding_window"), layer.sliding_window, 0,
                     kSequenceTokensMax);
 }
@@ -176,9 +202,17 @@ bool IsDithered(const CacheSpec& spec) {
                      [](const LayerSpec& layer) { return layer.key_format == KeyFormat::kK8D; });
 }
 
+const float* WitnessWeightsOf(const CacheSpec& spec, int32_t layer, int32_t kv_head) {
+  const std::vector<float>& weights = spec.layers[layer].witness_weights;
+  return weights.empty() ? nullptr : weights.data() + int64_t{kv_head} * spec.head_dim;
+}
+
 SpecDigest DigestCacheSpec(const CacheSpec& spec) {
+  const bool is_weighted =
+      std::any_of(spec.layers.begin(), spec.layers.end(),
+                  [](const LayerSpec& layer) { return !layer.witness_weights.empty(); });
   Sha256 hash;
-  hash.AddBytes(kSpecDomain);
+  hash.AddBytes(is_weighted ? kWeightedSpecDomain : kSpecDomain);
   hash.AddSized(spec.model);
   for (const int32_t value : {spec.kv_head_count, spec.group_size, spec.head_dim, spec.value_dim,
                               spec.block_tokens, static_cast<int32_t>(spec.rope_pairing),
@@ -193,6 +227,9 @@ SpecDigest DigestCacheSpec(const CacheSpec& spec) {
     hash.AddU32(static_cast<uint32_t>(layer.witness_bands));
     hash.AddF32(layer.fp8_key_scale);
     hash.AddU32(static_cast<uint32_t>(layer.sliding_window));
+    if (!is_weighted) continue;
+    hash.AddU32(static_cast<uint32_t>(layer.witness_weights.size()));
+    for (const float weight : layer.witness_weights) hash.AddF32(weight);
   }
   return SpecDigest{hash.Finish()};
 }

@@ -58,6 +58,10 @@ struct LayerSpec {
   // Tokens that a query sees, itself included: token t is read by the query at position p when
   // p - sliding_window < t <= p. 0 = no window.
   int32_t sliding_window = 0;
+  // Weight of each channel in the token witness, [kv_head_count][head_dim], or empty: all 1. In
+  // [kWitnessWeightMin, kWitnessWeightMax]; only with witness_bands. Any weights are sound; those
+  // that fit a model's queries make half-widths smaller (bounds/witness_weights.h chooses them).
+  std::vector<float> witness_weights = {};
 };
 
 struct CacheSpec {
@@ -84,6 +88,9 @@ struct CacheSpec {
 
 // Errors: InvalidArgument [CACHE_SPEC_INVALID], naming the field, the value seen and the limit.
 absl::Status ValidateCacheSpec(const CacheSpec& spec);
+
+// The witness weights of a layer's KV head, [head_dim] inside `spec`; null: all 1.
+const float* WitnessWeightsOf(const CacheSpec& spec, int32_t layer, int32_t kv_head);
 
 // Are some of its keys dithered (K8D)? Then the cache has a secret (docs/formats.md, section 3).
 bool IsDithered(const CacheSpec& spec);

@@ -44,7 +44,7 @@ struct Edit {
 [[maybe_unused]] void KnowsEveryField(const CacheSpec& spec, const LayerSpec& layer) {
   [[maybe_unused]] const auto& [model, kv_heads, group, d, dv, block, pairing, rotary, theta, scale,
                                 cap, dtype, layers] = spec;
-  [[maybe_unused]] const auto& [key, value, bands, fp8_scale, window] = layer;
+  [[maybe_unused]] const auto& [key, value, bands, fp8_scale, window, weights] = layer;
 }
 
 TEST(CacheSpecTest, AcceptsEveryFormatAndDimension) {
@@ -127,6 +127,18 @@ TEST(CacheSpecTest, RefusalNamesTheField) {
   }
 }
 
+// Weights of 1 for layer 1, but for one channel; one number too few for channel -1.
+void SetWeights(CacheSpec* spec, int32_t bands, int channel, float weight) {
+  LayerSpec& layer = spec->layers[1];
+  layer.witness_bands = bands;
+  layer.witness_weights.assign(int64_t{spec->kv_head_count} * spec->head_dim, 1.0f);
+  if (channel < 0) {
+    layer.witness_weights.pop_back();
+  } else {
+    layer.witness_weights[channel] = weight;
+  }
+}
+
 TEST(CacheSpecTest, RefusalNamesTheLayerAndItsField) {
   const std::vector<Edit> edits = {
       {"key_format is 0", [](CacheSpec& s) { s.layers[1].key_format = KeyFormat{0}; }},
@@ -156,6 +168,16 @@ TEST(CacheSpecTest, RefusalNamesTheLayerAndItsField) {
       {"fp8_key_scale is 0", [](CacheSpec& s) { s.layers[1].fp8_key_scale = 0; }},
       {"fp8_key_scale is nan", [](CacheSpec& s) { s.layers[1].fp8_key_scale = kNan; }},
       {"fp8_key_scale is inf", [](CacheSpec& s) { s.layers[1].fp8_key_scale = kInf; }},
+      {"witness_weights are set with witness_bands 0",
+       [](CacheSpec& s) { SetWeights(&s, 0, 0, 1); }},
+      {"witness_weights has 255 numbers, must have 256",
+       [](CacheSpec& s) { SetWeights(&s, 1, -1, 1); }},
+      {"witness_weights of KV head 1, channel 2 is 0,",
+       [](CacheSpec& s) { SetWeights(&s, 1, 130, 0); }},
+      {"witness_weights of KV head 0, channel 5 is nan",
+       [](CacheSpec& s) { SetWeights(&s, 4, 5, kNan); }},
+      {"witness_weights of KV head 0, channel 5 is 257",
+       [](CacheSpec& s) { SetWeights(&s, 4, 5, 257); }},
       {"sliding_window is -1", [](CacheSpec& s) { s.layers[1].sliding_window = -1; }},
       {"sliding_window is 16777217",
        [](CacheSpec& s) { s.layers[1].sliding_window = (1 << 24) + 1; }}};
@@ -189,6 +211,8 @@ TEST(CacheSpecTest, DigestChangesWithEveryField) {
       {"value_format", [](CacheSpec& s) { s.layers[1].value_format = ValueFormat::kV8; }},
       {"witness_bands", [](CacheSpec& s) { s.layers[1].witness_bands = 1; }},
       {"fp8_key_scale", [](CacheSpec& s) { s.layers[1].fp8_key_scale = 2; }},
+      {"witness_weights", [](CacheSpec& s) { SetWeights(&s, 1, 0, 1); }},
+      {"one of witness_weights", [](CacheSpec& s) { SetWeights(&s, 1, 200, 2); }},
       {"sliding_window", [](CacheSpec& s) { s.layers[1].sliding_window = 1; }}};
   std::set<SpecDigest> digests = {DigestCacheSpec(ValidSpec())};
   for (const Edit& edit : edits) {
@@ -218,7 +242,8 @@ CacheSpec SpecFromJson(const nlohmann::json& json) {
                            .value_format = static_cast<ValueFormat>(one["value_format"].get<int>()),
                            .witness_bands = one["witness_bands"],
                            .fp8_key_scale = one["fp8_key_scale"],
-                           .sliding_window = one["sliding_window"]});
+                           .sliding_window = one["sliding_window"],
+                           .witness_weights = one["witness_weights"]});
   }
   return spec;
 }

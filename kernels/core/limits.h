@@ -16,6 +16,8 @@ inline constexpr int32_t kGroupSizeMax = 16;  // query heads per KV head
 inline constexpr int32_t kLayersMax = 256;
 inline constexpr int32_t kKvHeadsMax = 256;
 inline constexpr int32_t kWitnessBandsMax = 4;
+inline constexpr float kWitnessWeightMin = 0x1p-8f;
+inline constexpr float kWitnessWeightMax = 0x1p8f;
 inline constexpr int32_t kModelNameBytesMax = 256;
 
 // One read.

@@ -51,6 +51,7 @@ TileLayout MakeTileLayout(const CacheSpec& spec, int32_t layer, uint64_t dither_
   layout.head_dim = spec.head_dim;
   layout.value_dim = spec.value_dim;
   layout.witness_bands = layer_spec.witness_bands;
+  layout.has_witness_weights = !layer_spec.witness_weights.empty();
   layout.rope_pairing = spec.rope_pairing;
   layout.rotary_dim = spec.rotary_dim;
   layout.dither_secret = layer_spec.key_format == KeyFormat::kK8D ? dither_secret : 0;

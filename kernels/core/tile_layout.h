@@ -34,7 +34,7 @@
 namespace certkv {
 
 inline constexpr uint16_t kTileMagic = 0xc47b;
-inline constexpr uint8_t kTileFormatVersion = 1;
+inline constexpr uint8_t kTileFormatVersion = 2;
 inline constexpr int64_t kPlaneAlignment = 64;
 
 // First 64 bytes of a scan record. Host byte order must be little-endian (checked at build time).
@@ -49,7 +49,8 @@ struct TileHeader {
   float value_radius;          // R_v >= max ||v_t||_2 (centre: the origin); may be +infinity
   float key_norm;              // >= max_t ||k^_t||_2 of every reading depth; may be +infinity
   float key_scale;             // FP8_E4M3: the tensor's scale; 0 otherwise
-  uint32_t dither_check;       // K8D: DitherCheck of bounds/dither.h; 0 otherwise
+  uint32_t key_check;          // K8D: DitherCheck of bounds/dither.h; with witness weights:
+                               // WitnessWeightsCheck of ops/tile_checksum.h; 0 otherwise
   uint64_t identity_tag;       // TileIdentityTag of block_key.h
   uint64_t scan_checksum;      // XXH3-64 of the scan record with this field read as 0
   uint64_t detail_checksum;    // XXH3-64 of the detail record
@@ -69,6 +70,7 @@ struct TileLayout {
   int32_t head_dim;          // d
   int32_t value_dim;         // d_v
   int32_t witness_bands;     // 0, 1 or 4
+  bool has_witness_weights;  // witnesses are of weighted channels (LayerSpec::witness_weights)
   RopePairing rope_pairing;  // with rotary_dim, decides the witness's bands
   int32_t rotary_dim;
   // K8D: what keys the dither, not 0 (bounds/dither.h). 0 in other formats.

@@ -159,7 +159,7 @@ TEST(TileLayoutTest, HeaderBytesAreFixed) {
   header.detail_checksum = 0x3736353433323130;
   header.original_checksum = 0x3f3e3d3c3b3a3938;
   const std::array<uint8_t, 64> expected = {
-      0x7b, 0xc4, 1,    4,    2,    4,    0xfe, 0xff,   // magic, version, formats, bands, exponent
+      0x7b, 0xc4, 2,    4,    2,    4,    0xfe, 0xff,   // magic, version, formats, bands, exponent
       0x10, 0x11, 0,    0,    0,    0,    0x13, 0x14,   // value error bounds
       0,    0,    0x80, 0x3f, 0,    0,    0,    0x40,   // value radius, key norm
       0,    0,    0,    0x80, 0,    0,    0,    0,      // key scale, reserved

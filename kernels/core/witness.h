@@ -1,11 +1,11 @@
-// Token witness: an upper bound on a residual norm, one byte, logarithmic in steps of 1/16 octave.
+// Token witness: an upper bound on a residual norm, one byte, logarithmic in steps of 1/32 octave.
 //
 //   w(code) = 0                                      for code 0
-//           = 2^(exponent + (code - 255) / 16)       for code 1 .. 255, rounded up to float
+//           = 2^(exponent + (code - 255) / 32)       for code 1 .. 255, rounded up to float
 //                                                    (2^-149 at least, +infinity from 2^128)
 //
 // `exponent` is one integer per tile (TileHeader.witness_exponent), so that code 255 covers the
-// tile's largest norm and code 1 lies 15.9 octaves below it.
+// tile's largest norm and code 1 lies 7.9 octaves below it.
 #ifndef CERTKV_KERNELS_CORE_WITNESS_H_
 #define CERTKV_KERNELS_CORE_WITNESS_H_
 
@@ -15,6 +15,9 @@
 #include "kernels/core/tile_layout.h"
 
 namespace certkv {
+
+inline constexpr int kWitnessStepBits = 5;
+inline constexpr int kWitnessSteps = 1 << kWitnessStepBits;  // of an octave
 
 // Smallest exponent with w(255) >= norm_max; 0 when norm_max is 0. A NaN or infinite norm_max gives
 // kWitnessExponentUnknown, for which every non-zero code decodes to +infinity.

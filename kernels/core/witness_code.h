@@ -13,13 +13,16 @@
 
 namespace certkv::code {
 
-// 2^(i/16), rounded up to float.
-CERTKV_HOST_DEVICE constexpr float Sixteenth(int i) {
-  constexpr float kSixteenths[16] = {0x1.000000p0f, 0x1.0b5588p0f, 0x1.172b84p0f, 0x1.2387a8p0f,
-                                     0x1.306fe2p0f, 0x1.3dea66p0f, 0x1.4bfdaep0f, 0x1.5ab07ep0f,
-                                     0x1.6a09e8p0f, 0x1.7a1148p0f, 0x1.8ace56p0f, 0x1.9c491ap0f,
-                                     0x1.ae89fap0f, 0x1.c199bep0f, 0x1.d5818ep0f, 0x1.ea4afcp0f};
-  return kSixteenths[i];
+// 2^(i / kWitnessSteps), rounded up to float.
+CERTKV_HOST_DEVICE constexpr float StepOfOctave(int i) {
+  constexpr float kSteps[kWitnessSteps] = {
+      0x1.000000p0f, 0x1.059b0ep0f, 0x1.0b5588p0f, 0x1.11301ep0f, 0x1.172b84p0f, 0x1.1d4874p0f,
+      0x1.2387a8p0f, 0x1.29e9e0p0f, 0x1.306fe2p0f, 0x1.371a74p0f, 0x1.3dea66p0f, 0x1.44e088p0f,
+      0x1.4bfdaep0f, 0x1.5342b6p0f, 0x1.5ab07ep0f, 0x1.6247ecp0f, 0x1.6a09e8p0f, 0x1.71f760p0f,
+      0x1.7a1148p0f, 0x1.82589ap0f, 0x1.8ace56p0f, 0x1.93737cp0f, 0x1.9c491ap0f, 0x1.a5503cp0f,
+      0x1.ae89fap0f, 0x1.b7f770p0f, 0x1.c199bep0f, 0x1.cb720ep0f, 0x1.d5818ep0f, 0x1.dfc974p0f,
+      0x1.ea4afcp0f, 0x1.f50766p0f};
+  return kSteps[i];
 }
 
 CERTKV_HOST_DEVICE inline int16_t WitnessExponentFor(float norm_max) {
@@ -32,11 +35,11 @@ CERTKV_HOST_DEVICE inline int16_t WitnessExponentFor(float norm_max) {
 
 CERTKV_HOST_DEVICE inline float DecodeWitness(uint8_t code, int16_t exponent) {
   if (code == 0) return 0.0f;
-  const int steps = 16 * exponent + code - 255;
-  const int octave = steps >> 4;  // floor
+  const int steps = kWitnessSteps * exponent + code - 255;
+  const int octave = steps >> kWitnessStepBits;  // floor
   if (octave > 127)
     return std::numeric_limits<float>::infinity();  // kWitnessExponentUnknown among them
-  const float fraction = Sixteenth(steps & 15);
+  const float fraction = StepOfOctave(steps & (kWitnessSteps - 1));
   if (octave >= -126) {
     const auto shift = static_cast<uint32_t>(octave) << 23;  // modulo 2^32
     return std::bit_cast<float>(std::bit_cast<uint32_t>(fraction) + shift);

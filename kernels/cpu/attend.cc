@@ -73,8 +73,8 @@ float RoundUp(double bound) {
   return rounded >= bound ? rounded : std::nextafter(rounded, kInfinity);
 }
 
-// Scales the query and bounds its norms. Squares of floats are exact in double and the factor
-// covers 256 roundings; 2^-140 covers queries whose scaled entries are subnormal.
+// Scales the query and bounds its norms. The factor covers 256 roundings of sums and 4 of each
+// square in double; 2^-140 covers queries whose scaled entries are subnormal.
 void PrepareQuery(AttendState* s, int g) {
   const AttendArgs& args = *s->args;
   const TileLayout& layout = *args.layout;
@@ -84,9 +84,11 @@ void PrepareQuery(AttendState* s, int g) {
   double band_squares[kWitnessBandsMax] = {};
   for (int i = 0; i < s->head_dim; ++i) {
     scaled[i] = query[i] * args.logit_scale;
-    const double square = double{query[i]} * query[i];
-    norm_square += square;
-    if (layout.witness_bands > 0) band_squares[WitnessBandOf(layout, i)] += square;
+    norm_square += double{query[i]} * query[i];
+    if (layout.witness_bands == 0) continue;
+    const double weight = layout.has_witness_weights ? args.witness_weights[i] : 1.0f;
+    const double entry = query[i] / weight;
+    band_squares[WitnessBandOf(layout, i)] += entry * entry;
   }
   const auto bound = [&](double square) {
     return RoundUp(args.logit_scale * std::sqrt(square) * (1 + 0x1p-40) + 0x1p-140);

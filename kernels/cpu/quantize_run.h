@@ -148,8 +148,9 @@ void EncodeKeyTokens(QuantizeState& s, const ChannelCodings& codings, int t, Dep
       if constexpr (kWitness) {
         const typename V::F level = V::Add(V::ToFloat(V::AndI(code, V::SetI(kCodeMask))), centre);
         const typename V::F left = V::NegMulAdd(level, scale, offset);
+        const typename V::F weighted = V::Mul(left, V::Set(s.witness_weight[i]));
         typename V::F& sum = residuals[s.band_of[i]];
-        sum = V::MulAdd(left, left, sum);
+        sum = V::MulAdd(weighted, weighted, sum);
       }
     });
     V::StoreI(coarse_plane + int64_t{128} * j, coarse[0]);
@@ -174,7 +175,8 @@ void EncodeKeyPlanes(QuantizeState& s) {
   float scale_squares[kWitnessBandsMax] = {};
   if (layout.witness_bands > 0) {
     for (int i = 0; i < layout.head_dim; ++i) {
-      scale_squares[s.band_of[i]] += codings.scale[i] * codings.scale[i];
+      const float scale = s.witness_weight[i] * codings.scale[i];
+      scale_squares[s.band_of[i]] += scale * scale;
     }
   }
   for (int band = 0; band < kWitnessBandsMax; ++band) {

@@ -23,8 +23,9 @@ struct QuantizeState {
   alignas(64) uint8_t codes[kHeadDimMax][kTileTokens];   // FP8 codes
   // Largest ||k^_t|| over tokens and depths, up to rounding (2^-15 of it).
   float key_norm;
-  // With a witness, up to rounding: ||k - k^||^2 of each band and token, and ||scale|| of each
-  // band.
+  float witness_weight[kHeadDimMax];  // w of each key channel, 1 where the layout has none
+  // With a witness, up to rounding: ||w (k - k^)||^2 of each band and token, and ||w scale|| of
+  // each band.
   alignas(64) float residual_square[kWitnessBandsMax][kTileTokens];
   float scale_norm[kWitnessBandsMax];
   // Per token, up to rounding: ||v||, ||rotated - stored||, and levels * scale.

@@ -19,7 +19,7 @@
 namespace certkv::cpu {
 namespace {
 
-// Relative error of a norm summed in double: under 3 roundings for each of at most 256 squares.
+// Relative error of a norm summed in double: under 4 roundings for each of at most 256 squares.
 constexpr double kNormInflation = 1 + 0x1p-42;
 
 bool IsAffine(KeyFormat format) {
@@ -209,14 +209,15 @@ float KeyNormMax(const QuantizeState& state) {
   return RoundUp(norm_max * kNormInflation);
 }
 
-// ||k - k^|| of one token by band, in double.
+// ||w (k - k^)|| of one token by band, in double.
 void MeasureResiduals(const QuantizeState& state, int t, float* norms) {
   const QuantizeTileArgs& args = *state.args;
   double key[kHeadDimMax];
   double sums[kWitnessBandsMax] = {};
   DecodeKey(state, t, key);
   for (int i = 0; i < args.layout->head_dim; ++i) {
-    const double residual = Original(args, args.keys, args.key_stride, t, i) - key[i];
+    const double residual = double{state.witness_weight[i]} *
+                            (Original(args, args.keys, args.key_stride, t, i) - key[i]);
     sums[state.band_of[i]] += residual * residual;
   }
   for (int b = 0; b < args.layout->witness_bands; ++b) {
@@ -226,7 +227,8 @@ void MeasureResiduals(const QuantizeState& state, int t, float* norms) {
 
 // The same from the encoder's float sums, where those are accurate; false where they aren't. In
 // units u = 2^-24, a residual (x - zero) - level * scale is off by 256 u scale from its difference,
-// 256 u scale from its product and u of itself; squares of 256 channels, under 400 u of a norm.
+// 256 u scale from its product and u of itself; its weight and the squares of 256 channels, under
+// 400 u of a norm.
 bool BoundResiduals(const QuantizeState& state, int t, float* norms) {
   constexpr double kSquareMin = 0x1p-60;
   constexpr double kSquareMax = 0x1p100;
@@ -268,7 +270,7 @@ void EncodeKeys(const QuantizeKernels& kernels, QuantizeState* state, TileHeader
   const QuantizeTileArgs& args = *state->args;
   const TileLayout& layout = *args.layout;
   const bool is_dithered = layout.key_format == KeyFormat::kK8D;
-  if (is_dithered) header->dither_check = DitherCheck(layout.dither_secret, args.identity_tag);
+  if (is_dithered) header->key_check = DitherCheck(layout.dither_secret, args.identity_tag);
   state->code_centre = 0;
   state->code_level_max = 255;
   if (IsAffine(layout.key_format)) {
@@ -278,6 +280,7 @@ void EncodeKeys(const QuantizeKernels& kernels, QuantizeState* state, TileHeader
   }
   for (int i = 0; layout.witness_bands > 0 && i < layout.head_dim; ++i) {
     state->band_of[i] = static_cast<uint8_t>(WitnessBandOf(layout, i));
+    state->witness_weight[i] = layout.has_witness_weights ? args.witness_weights[i] : 1.0f;
   }
   if (layout.key_format == KeyFormat::kFp8E4m3) {
     header->key_scale = args.spec->layers[args.layer].fp8_key_scale;

@@ -28,7 +28,8 @@ __device__ void BeginHead(const AttendRead& read, const BlockMemory& memory, int
     if (bands == 0) continue;
     const int own =
         code::WitnessBandOf(layout.head_dim, layout.rope_pairing, layout.rotary_dim, bands, i);
-    for (int b = 0; b < kWitnessBandsMax; ++b) band_square[b] += b == own ? q * q : 0;
+    const double entry = q / (layout.has_witness_weights ? read.args.witness_weights[i] : 1.0);
+    for (int b = 0; b < kWitnessBandsMax; ++b) band_square[b] += b == own ? entry * entry : 0;
   }
   const float norm = QueryNorm(square, read.args.logit_scale);
   for (int b = 0; b < bands; ++b) {

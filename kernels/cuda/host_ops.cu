@@ -53,6 +53,8 @@ absl::StatusOr<AttendArgs> CopyArgs(const AttendArgs& args, DeviceMemory* memory
   const int64_t heads = args.group_size;
   AttendArgs copy = args;  // layout stays a host address, for PlanRead
   CERTKV_ASSIGN_OR_RETURN(copy.queries, memory->Copy(args.queries, heads * args.layout->head_dim));
+  CERTKV_ASSIGN_OR_RETURN(copy.witness_weights,
+                          memory->Copy(args.witness_weights, args.layout->head_dim));
   CERTKV_ASSIGN_OR_RETURN(copy.sink_logits, memory->Copy(args.sink_logits, heads));
   CERTKV_ASSIGN_OR_RETURN(copy.tiles, CopyTiles(args, memory));
   CERTKV_ASSIGN_OR_RETURN(copy.tile_sources,
@@ -128,6 +130,7 @@ absl::Status QuantizeTile(const QuantizeTileArgs& args) {
   CERTKV_ASSIGN_OR_RETURN(
       tile.values,
       memory.Copy(args.values, StridedCount(kTileTokens, args.value_stride, layout.value_dim)));
+  CERTKV_ASSIGN_OR_RETURN(tile.witness_weights, memory.Copy(args.witness_weights, layout.head_dim));
   CERTKV_ASSIGN_OR_RETURN(tile.scan, memory.AllocateResult(args.scan, layout.scan_bytes));
   CERTKV_ASSIGN_OR_RETURN(tile.detail, memory.AllocateResult(args.detail, layout.detail_bytes));
   tile.key_stride = args.key_stride;

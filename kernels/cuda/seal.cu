@@ -106,7 +106,8 @@ __device__ void MeasureKeys(const SealFormat& format, const SealTile& tile,
       if (layout.witness_bands == 0) continue;
       const int own = code::WitnessBandOf(layout.head_dim, layout.rope_pairing, layout.rotary_dim,
                                           layout.witness_bands, i);
-      const double residual = key - decoded;
+      const double weight = layout.has_witness_weights ? tile.witness_weights[i] : 1.0;
+      const double residual = weight * (key - decoded);
       for (int b = 0; b < kWitnessBandsMax; ++b) {
         band_squares[b] += b == own ? residual * residual : 0;
       }

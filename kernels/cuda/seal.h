@@ -2,7 +2,8 @@
 // quantize_tile.h says what the bytes are, here is how it is launched. Needs no CUDA to include.
 //
 // One launch seals many tiles, one block each. Nothing is allocated and nothing waits. The header's
-// three checksums are left 0: XXH3 is made on the host, of what the tile is when it arrives there.
+// three checksums, and the check of witness weights, are left 0: XXH3 is made on the host, of what
+// the tile is when it arrives there.
 #ifndef CERTKV_KERNELS_CUDA_SEAL_H_
 #define CERTKV_KERNELS_CUDA_SEAL_H_
 
@@ -18,7 +19,8 @@ namespace certkv::cuda {
 struct SealTile {
   const uint16_t* keys;
   const uint16_t* values;
-  int64_t key_stride;  // elements
+  const float* witness_weights;  // null where the layout has none
+  int64_t key_stride;            // elements
   int64_t value_stride;
   uint64_t identity_tag;
   uint8_t* scan;

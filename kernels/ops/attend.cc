@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/core/status.h"
@@ -9,6 +10,7 @@
 #include "kernels/ops/attend_progressive.h"
 #include "kernels/ops/device.h"
 #include "kernels/ops/quantize_tile.h"
+#include "kernels/ops/tile_checksum.h"
 #include "kernels/reference/reference.h"
 
 namespace certkv {
@@ -53,6 +55,11 @@ absl::Status CheckNumbers(const AttendArgs& args) {
   if (!(args.soft_cap >= 0 && std::isfinite(args.soft_cap))) {
     return Invalid("AttendArgs.soft_cap is ", args.soft_cap,
                    " nats, must be finite and >= 0 (0: none)");
+  }
+  if ((args.witness_weights != nullptr) != args.layout->has_witness_weights) {
+    return Invalid("AttendArgs.witness_weights is ", args.witness_weights == nullptr ? "" : "not ",
+                   "null and the layout has ", args.layout->has_witness_weights ? "" : "no ",
+                   "witness weights; pass those of the KV head exactly where there are some");
   }
   if (args.original_dtype != OriginalDtype::kF16 && args.original_dtype != OriginalDtype::kBf16) {
     return Invalid("AttendArgs.original_dtype is ", static_cast<int>(args.original_dtype),
@@ -102,7 +109,23 @@ absl::Status CheckSources(const AttendArgs& args, int64_t tile) {
   return absl::OkStatus();
 }
 
+// The witness says what its weights made of it: with others, it proves nothing.
+absl::Status CheckWeights(const AttendArgs& args, uint32_t expected, int64_t tile) {
+  TileHeader header;
+  std::memcpy(&header, args.tiles[tile].scan, sizeof(header));
+  if (!args.layout->has_witness_weights || header.key_check == expected) return absl::OkStatus();
+  return MakeError(absl::StatusCode::kDataLoss, "TILE_FORMAT_MISMATCH",
+                   absl::StrCat("tile ", tile, ": tile header field key_check is ",
+                                header.key_check, ", must be ", expected,
+                                " of the KV head's witness weights; it was sealed "
+                                "with other weights, seal the block again"));
+}
+
 absl::Status CheckTiles(const AttendArgs& args) {
+  const uint32_t weights_check =
+      args.layout->has_witness_weights
+          ? WitnessWeightsCheck(args.witness_weights, args.layout->head_dim)
+          : 0;
   const int64_t first = args.token_begin / kTileTokens;
   const int64_t end =
       std::min<int64_t>(args.tile_count, (args.token_end + kTileTokens - 1) / kTileTokens);
@@ -118,6 +141,7 @@ absl::Status CheckTiles(const AttendArgs& args) {
     }
     const absl::Status status = CheckTile(*args.layout, data.scan);
     if (!status.ok()) return WithContext(status, absl::StrCat("tile ", tile));
+    CERTKV_RETURN_IF_ERROR(CheckWeights(args, weights_check, tile));
     CERTKV_RETURN_IF_ERROR(CheckSources(args, tile));
   }
   return absl::OkStatus();

@@ -79,6 +79,8 @@ struct AttendArgs {
   // hold for all tokens of the range at once but for that probability, if the query does not depend
   // on the dither (docs/bounds.md, section 10).
   const float* failure_probability;
+  // [d], LayerSpec::witness_weights of the KV head. Not null exactly when the layout has weights.
+  const float* witness_weights;
   const AttendTile* tiles;      // [T]
   int32_t tile_count;           // T, [0, kTilesPerReadMax]
   const uint8_t* tile_sources;  // [G][T] kSource bits, or null: all quantized

@@ -43,6 +43,19 @@ absl::Status CheckBounds(const TileLayout& layout, const TileHeader& header) {
   return absl::OkStatus();
 }
 
+absl::Status CheckKeyCheck(const TileLayout& layout, const TileHeader& header) {
+  if (layout.has_witness_weights) {
+    if (header.key_check != 0) return absl::OkStatus();
+    return Mismatch("key_check", 0, "that of the KV head's witness weights");
+  }
+  const uint32_t expected = layout.key_format == KeyFormat::kK8D
+                                ? DitherCheck(layout.dither_secret, header.identity_tag)
+                                : 0;
+  if (header.key_check == expected) return absl::OkStatus();
+  return Mismatch("key_check", header.key_check,
+                  expected == 0 ? "0" : "that of the cache's dither_secret");
+}
+
 absl::Status ChecksumError(absl::string_view reason, absl::string_view what, uint64_t seen,
                            uint64_t expected) {
   return MakeError(absl::StatusCode::kDataLoss, reason,
@@ -76,13 +89,7 @@ absl::Status CheckTile(const TileLayout& layout, const uint8_t* scan) {
   if (header.witness_bands != layout.witness_bands) {
     return Mismatch("witness_bands", static_cast<int>(header.witness_bands), layout.witness_bands);
   }
-  const uint32_t dither_check = layout.key_format == KeyFormat::kK8D
-                                    ? DitherCheck(layout.dither_secret, header.identity_tag)
-                                    : 0;
-  if (header.dither_check != dither_check) {
-    return Mismatch("dither_check", header.dither_check,
-                    dither_check == 0 ? "0" : "that of the cache's dither_secret");
-  }
+  CERTKV_RETURN_IF_ERROR(CheckKeyCheck(layout, header));
   return CheckBounds(layout, header);
 }
 

@@ -80,9 +80,13 @@ absl::Status CheckOriginals(const QuantizeTileArgs& args) {
                    "value");
 }
 
+// What is made on the host whoever made the planes.
 void WriteChecksums(const QuantizeTileArgs& args) {
   TileHeader header;
   std::memcpy(&header, args.scan, sizeof(header));
+  if (args.layout->has_witness_weights) {
+    header.key_check = WitnessWeightsCheck(args.witness_weights, args.layout->head_dim);
+  }
   header.detail_checksum = DetailChecksum(*args.layout, args.detail);
   header.original_checksum =
       OriginalChecksum(*args.layout, args.keys, args.key_stride, args.values, args.value_stride);
@@ -98,6 +102,8 @@ absl::Status QuantizeTile(Backend backend, const QuantizeTileArgs& args) {
   CERTKV_CHECK(args.value_stride >= args.layout->value_dim, "rows of values don't overlap");
   CERTKV_CHECK(args.layout->key_format != KeyFormat::kK8D || args.layout->dither_secret != 0,
                "a cache with dithered keys has a secret");
+  CERTKV_CHECK((args.witness_weights != nullptr) == args.layout->has_witness_weights,
+               "weights are given exactly to layouts that have them");
   CERTKV_RETURN_IF_ERROR(CheckOriginals(args));
   switch (backend) {
     case Backend::kReference:

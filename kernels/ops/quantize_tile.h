@@ -25,11 +25,13 @@ struct QuantizeTileArgs {
   const TileLayout* layout;  // MakeTileLayout(*spec, layer, the cache's dither_secret)
   const uint16_t* keys;      // [64][d] in, fp16 or bf16 by spec->original_dtype, token-major
   const uint16_t* values;    // [64][d_v] in
-  int64_t key_stride;        // elements from one token to the next, >= d
-  int64_t value_stride;      // >= d_v
-  uint64_t identity_tag;     // goes into the header
-  uint8_t* scan;             // [layout->scan_bytes] out, header included
-  uint8_t* detail;           // [layout->detail_bytes] out
+  // [d], LayerSpec::witness_weights of the KV head. Not null exactly when the layout has weights.
+  const float* witness_weights;
+  int64_t key_stride;     // elements from one token to the next, >= d
+  int64_t value_stride;   // >= d_v
+  uint64_t identity_tag;  // goes into the header
+  uint8_t* scan;          // [layout->scan_bytes] out, header included
+  uint8_t* detail;        // [layout->detail_bytes] out
 };
 
 // The header's checksums are written too (XXH3-64), original_checksum over the originals given.
@@ -46,7 +48,8 @@ absl::Status DequantizeTile(const TileLayout& layout, const uint8_t* scan, const
                             float* keys, float* values);
 
 // Is this a tile of that layout? Checks magic, version, formats, witness bands, that no bound is
-// NaN or negative and, of K8D, that it was made with the layout's dither_secret. O(1).
+// NaN or negative, of K8D that it was made with the layout's dither_secret, and of a layout with
+// witness weights that it was made with some (Attend checks with which). O(1).
 // Errors: DataLoss [TILE_FORMAT_MISMATCH], naming the field, the value seen and the expected one.
 absl::Status CheckTile(const TileLayout& layout, const uint8_t* scan);
 

@@ -51,4 +51,10 @@ uint64_t OriginalChecksum(const TileLayout& layout, const uint16_t* keys, int64_
   return XXH3_64bits_digest(&state);
 }
 
+uint32_t WitnessWeightsCheck(const float* weights, int32_t head_dim) {
+  const auto check =
+      static_cast<uint32_t>(XXH3_64bits(weights, sizeof(float) * static_cast<size_t>(head_dim)));
+  return check == 0 ? 1 : check;
+}
+
 }  // namespace certkv

@@ -1,4 +1,5 @@
-// The three checksums of a tile's header, XXH3-64 with seed 0.
+// What a tile's header says of bytes elsewhere: its three checksums, and the check of its witness
+// weights. XXH3-64 with seed 0.
 #ifndef CERTKV_KERNELS_OPS_TILE_CHECKSUM_H_
 #define CERTKV_KERNELS_OPS_TILE_CHECKSUM_H_
 
@@ -18,6 +19,10 @@ uint64_t DetailChecksum(const TileLayout& layout, const uint8_t* detail);
 // between rows. Strides in elements.
 uint64_t OriginalChecksum(const TileLayout& layout, const uint16_t* keys, int64_t key_stride,
                           const uint16_t* values, int64_t value_stride);
+
+// TileHeader::key_check of a tile whose witnesses are weighted: the lower 32 bits over the weights
+// [d] as little-endian floats, or 1 where those are 0.
+uint32_t WitnessWeightsCheck(const float* weights, int32_t head_dim);
 
 }  // namespace certkv
 

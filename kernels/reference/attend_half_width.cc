@@ -27,8 +27,10 @@ class TileHalfWidth {
       scale_half_width_ = MinHalfWidth({FromScales(query), FromDither(args, g, query)});
     }
     if (layout_.witness_bands > 0) {
+      const size_t weight_count = layout_.has_witness_weights ? layout_.head_dim : 0;
       BandNorms({layout_.head_dim, layout_.rotary_dim, layout_.rope_pairing, layout_.witness_bands},
-                query, absl::MakeSpan(band_norm_.data(), layout_.witness_bands));
+                query, absl::MakeConstSpan(args.witness_weights, weight_count),
+                absl::MakeSpan(band_norm_.data(), layout_.witness_bands));
     }
   }
 

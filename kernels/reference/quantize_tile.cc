@@ -44,7 +44,7 @@
 namespace certkv::reference {
 namespace {
 
-// Relative error of a norm computed in double: under 3 roundings for each of at most 256 squares,
+// Relative error of a norm computed in double: under 4 roundings for each of at most 256 squares,
 // and the root: 770 * 2^-53 < 2^-43. Squares of subnormal floats are normal doubles.
 constexpr double kNormInflation = 1 + 0x1p-42;
 // Above this a float butterfly of 8 stages could overflow later on; see the top of the file.
@@ -148,7 +148,8 @@ float KeyNormMax(const QuantizeTileArgs& args) {
   return ToFloatRoundedUp(norm_max * kNormInflation);
 }
 
-// Residual norms of each token and band, at the depth of a full read. Returns the exponent.
+// Norms of each token's and band's weighted residuals, at the depth of a full read. Returns the
+// exponent.
 int16_t EncodeWitnesses(const QuantizeTileArgs& args) {
   const TileLayout& layout = *args.layout;
   const int bands = layout.witness_bands;
@@ -157,7 +158,9 @@ int16_t EncodeWitnesses(const QuantizeTileArgs& args) {
   for (int t = 0; t < kTileTokens; ++t) {
     std::array<double, kWitnessBandsMax> sums{};
     for (int i = 0; i < layout.head_dim; ++i) {
-      const double residual = Key(args, t, i) - DecodeKey(layout, args.scan, args.detail, t, i);
+      const double weight = layout.has_witness_weights ? args.witness_weights[i] : 1.0f;
+      const double residual =
+          weight * (Key(args, t, i) - DecodeKey(layout, args.scan, args.detail, t, i));
       sums[WitnessBandOf(layout, i)] += residual * residual;
     }
     for (int b = 0; b < bands; ++b) {
@@ -256,7 +259,7 @@ void QuantizeTile(const QuantizeTileArgs& args) {
     header.key_scale = args.spec->layers[args.layer].fp8_key_scale;
   }
   if (layout.key_format == KeyFormat::kK8D) {
-    header.dither_check = DitherCheck(layout.dither_secret, args.identity_tag);
+    header.key_check = DitherCheck(layout.dither_secret, args.identity_tag);
   }
   std::memcpy(args.scan, &header, sizeof(header));  // DecodeKey reads key_scale
 

@@ -103,6 +103,7 @@ void FakeCache::SealBlock(int32_t block) {
         args.layout = &layout;
         args.keys = original_keys(block, layer, head) + int64_t{tile} * 64 * spec_.head_dim;
         args.values = original_values(block, layer, head) + int64_t{tile} * 64 * spec_.value_dim;
+        args.witness_weights = WitnessWeightsOf(spec_, layer, head);
         args.key_stride = spec_.head_dim;
         args.value_stride = spec_.value_dim;
         args.identity_tag = TileIdentityTag(handle.key, layer, head, tile);

@@ -220,6 +220,7 @@ AttendArgs KvHeadRead::PassArgs() {
   args.queries = workspace_->pass_queries.data();
   args.sink_logits = request.sink_logits.empty() ? nullptr : workspace_->pass_sink_logits.data();
   args.failure_probability = workspace_->pass_failure_probability.data();
+  args.witness_weights = WitnessWeightsOf(spec, request.layer, kv_head_);
   args.tiles = workspace_->tiles.data();
   args.tile_count = plan_.tile_count;
   args.tile_sources = workspace_->pass_sources.data();

@@ -152,7 +152,7 @@ TEST(ReadDitherTest, DitheredKeysAreNeverSkipped) {
 
 TEST(ReadDitherTest, ATileOfAnotherSecretIsDataLoss) {
   ReadFixture f(DitheredSpec(), kTokens, LeaseOf(RiskMode::kUnion, kSlice));
-  f.fake.scan(3, 0, 1, 0)[offsetof(TileHeader, dither_check)] ^= 1;
+  f.fake.scan(3, 0, 1, 0)[offsetof(TileHeader, key_check)] ^= 1;
   const absl::Status status = f.ReadLast();
   EXPECT_EQ(ReasonOf(status), "TILE_FORMAT_MISMATCH") << status;
 }

@@ -35,6 +35,11 @@ CacheSpec RandomSpec(std::mt19937_64* random) {
   layer.witness_bands = layer.key_format == KeyFormat::kFp8E4m3 ? 4 : Pick({0, 1, 4}, random);
   if (layer.key_format == KeyFormat::kFp8E4m3) layer.fp8_key_scale = 0.05f;
   layer.sliding_window = Pick({0, 0, 100}, random);
+  if (layer.witness_bands > 0 && layer.value_format == ValueFormat::kV4) {
+    for (int32_t i = 0; i < spec.kv_head_count * spec.head_dim; ++i) {
+      layer.witness_weights.push_back(0.5f + 0.1f * static_cast<float>(i * 7 % 16));
+    }
+  }
   return spec;
 }
 
@@ -62,6 +67,7 @@ void PlantFocus(const CacheSpec& spec, std::mt19937_64* random, SequenceData* da
 void MakeDithered(CacheSpec* spec) {
   spec->layers[0].key_format = KeyFormat::kK8D;
   spec->layers[0].witness_bands = 0;
+  spec->layers[0].witness_weights.clear();
 }
 
 // Of 2e-11: that a bound fails in this test has probability 1e-7.

@@ -101,6 +101,9 @@ CacheSpec SampleSpec() {
                   .fp8_key_scale = 0.5f,
                   .sliding_window = 100},
                  {}};
+  for (int i = 0; i < spec.kv_head_count * spec.head_dim; ++i) {
+    spec.layers[0].witness_weights.push_back(0.5f + 0.01f * static_cast<float>(i));
+  }
   return spec;
 }
 

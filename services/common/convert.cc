@@ -42,6 +42,7 @@ absl::StatusOr<LayerSpec> LayerFromProto(const type::LayerSpec& proto, int index
   // Exactly 0 is the unset field; NaN and negative values reach the validation as they are.
   layer.fp8_key_scale = proto.fp8_key_scale() == 0 ? 1.0f : proto.fp8_key_scale();
   layer.sliding_window = proto.sliding_window();
+  layer.witness_weights.assign(proto.witness_weights().begin(), proto.witness_weights().end());
   return layer;
 }
 
@@ -141,6 +142,7 @@ type::CacheSpec CacheSpecToProto(const CacheSpec& spec) {
     out->set_witness_bands(layer.witness_bands);
     out->set_fp8_key_scale(layer.fp8_key_scale);
     out->set_sliding_window(layer.sliding_window);
+    out->mutable_witness_weights()->Add(layer.witness_weights.begin(), layer.witness_weights.end());
   }
   return proto;
 }

@@ -91,6 +91,7 @@ absl::Status WriteTile(const Cache& cache, const BlockWrite& block, const Plane&
   args.layout = &cache.device().layout().tile_layout(plane.layer);
   args.keys = original.keys;
   args.values = original.values;
+  args.witness_weights = WitnessWeightsOf(spec, plane.layer, plane.kv_head);
   args.key_stride = spec.head_dim;
   args.value_stride = spec.value_dim;
   args.identity_tag = TileIdentityTag(block.key, plane.layer, plane.kv_head, tile);

@@ -75,8 +75,8 @@ TEST(DitheredCheckTest, AScrubRebuildsTheSameBytes) {
   const std::vector<uint8_t> before(scan, scan + bytes);
   EXPECT_EQ(harness.engine.Scrub(kEverything) > 0, true);
   EXPECT_EQ(harness.engine.GetStats().counters.blocks_rebuilt, 0);
-  scan[300] ^= 4;                                 // a code
-  scan[offsetof(TileHeader, dither_check)] ^= 1;  // and what says whose dither it has
+  scan[300] ^= 4;                              // a code
+  scan[offsetof(TileHeader, key_check)] ^= 1;  // and what says whose dither it has
   ASSERT_FALSE(harness.IsReadable(worker, sealed->blocks[1]));
   while (harness.engine.Scrub(kEverything) > 0) continue;
   while (harness.engine.Scrub(kEverything) > 0) continue;

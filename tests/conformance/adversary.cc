@@ -44,13 +44,18 @@ std::vector<float> QueriesAgainstScales(SequenceCase* sequence, double share) {
 
 std::vector<float> QueriesAgainstWitness(SequenceCase* sequence) {
   const int d = sequence->layout().head_dim;
+  const float* const weights = WitnessWeightsOf(sequence->spec(), 0, 0);
   std::vector<float> queries(int64_t{sequence->spec().group_size} * d);
+  std::vector<double> along(d);  // w^2 r: q / w is then parallel to w r
   for (int g = 0; g < sequence->spec().group_size; ++g) {
     double square = 0;
-    for (int i = 0; i < d; ++i) square += std::pow(Residual(sequence, TokenOfHead(g), i), 2);
     for (int i = 0; i < d; ++i) {
-      queries[g * d + i] =
-          static_cast<float>(Residual(sequence, TokenOfHead(g), i) / std::sqrt(square));
+      const double weight = weights == nullptr ? 1.0 : weights[i];
+      along[i] = weight * weight * Residual(sequence, TokenOfHead(g), i);
+      square += along[i] * along[i];
+    }
+    for (int i = 0; i < d; ++i) {
+      queries[g * d + i] = static_cast<float>(along[i] / std::sqrt(square));
     }
   }
   return queries;

@@ -8,6 +8,7 @@
 #include "kernels/ops/attend.h"
 #include "kernels/ops/quantize_tile.h"
 #include "tests/conformance/sequence_case.h"
+#include "tests/conformance/shapes.h"
 
 namespace certkv::conformance {
 namespace {
@@ -131,6 +132,30 @@ INSTANTIATE_TEST_SUITE_P(
                                 a->tile_sources = s->sources.data();
                               }}),
     [](const auto& info) { return info.param.name; });
+
+// A witness of other weights than the reader's proves nothing, so none is read.
+TEST(AttendWeightsTest, RefusesOtherWitnessWeightsThanTheTilesHave) {
+  const SequenceCase sequence(ShapeOfFormat("K6V4w1c"), 1, Backend::kReference);
+  AttendArgs args = sequence.args();
+  ReadResult result(args);
+  std::vector<float> weights(args.witness_weights, args.witness_weights + 64);
+  weights[63] *= 1.01f;
+  for (const Backend backend : {Backend::kReference, Backend::kCpu}) {
+    args.witness_weights = nullptr;
+    absl::Status status = Attend(backend, args, result.view(), nullptr);
+    EXPECT_EQ(ReasonOf(status), "ATTEND_ARGS_INVALID") << status;
+    EXPECT_THAT(std::string(status.message()), testing::HasSubstr("witness_weights is null"));
+    args.witness_weights = weights.data();
+    status = Attend(backend, args, result.view(), nullptr);
+    EXPECT_EQ(ReasonOf(status), "TILE_FORMAT_MISMATCH") << status;
+    EXPECT_THAT(std::string(status.message()),
+                testing::HasSubstr("tile 0: tile header field key_check"));
+  }
+  const SequenceCase plain(ShapeOfFormat("K6V4w1"), 1, Backend::kReference);
+  args = plain.args();
+  args.witness_weights = weights.data();
+  EXPECT_EQ(ReasonOf(Attend(Backend::kCpu, args, result.view(), nullptr)), "ATTEND_ARGS_INVALID");
+}
 
 }  // namespace
 }  // namespace certkv::conformance

@@ -29,11 +29,15 @@ class CanaryTest : public ::testing::TestWithParam<Path> {
 struct AdversaryFormat {
   KeyFormat key_format;
   int32_t witness_bands;
+  bool is_weighted = false;
 };
 
 constexpr AdversaryFormat kAdversaryFormats[] = {
-    {KeyFormat::kK8, 0}, {KeyFormat::kK6, 0}, {KeyFormat::kK4, 0},      {KeyFormat::kK8, 4},
-    {KeyFormat::kK6, 1}, {KeyFormat::kK4, 4}, {KeyFormat::kFp8E4m3, 4},
+    {KeyFormat::kK8, 0},       {KeyFormat::kK6, 0},
+    {KeyFormat::kK4, 0},       {KeyFormat::kK8, 4},
+    {KeyFormat::kK6, 1},       {KeyFormat::kK4, 4},
+    {KeyFormat::kFp8E4m3, 4},  {KeyFormat::kK6, 1, true},
+    {KeyFormat::kK8, 4, true}, {KeyFormat::kFp8E4m3, 4, true},
 };
 
 // Two tiles, read along the residuals of eight of their tokens.
@@ -41,6 +45,7 @@ std::unique_ptr<SequenceCase> AdversarialSequence(const AdversaryFormat& format)
   SequenceShape shape;
   shape.key_format = format.key_format;
   shape.witness_bands = format.witness_bands;
+  shape.is_weighted = format.is_weighted;
   shape.tile_count = 2;
   shape.tail_count = 0;
   shape.head_dim = 128;
@@ -53,7 +58,8 @@ std::unique_ptr<SequenceCase> AdversarialSequence(const AdversaryFormat& format)
 
 TEST_P(CanaryTest, AdversarialQueriesUseMostOfTheHalfWidthAndNoMore) {
   for (const AdversaryFormat& format : kAdversaryFormats) {
-    SCOPED_TRACE(absl::StrCat(KeyFormatName(format.key_format), " ", format.witness_bands));
+    SCOPED_TRACE(absl::StrCat(KeyFormatName(format.key_format), " ", format.witness_bands,
+                              format.is_weighted ? " weighted" : ""));
     BoundTally tally;
     AddReadWithCanary(Canary::kNone, GetParam().backend, *AdversarialSequence(format), &tally);
     EXPECT_EQ(tally.violations(), 0) << tally.Summary();
@@ -64,7 +70,8 @@ TEST_P(CanaryTest, AdversarialQueriesUseMostOfTheHalfWidthAndNoMore) {
 
 TEST_P(CanaryTest, HalvedHalfWidthIsFound) {
   for (const AdversaryFormat& format : kAdversaryFormats) {
-    SCOPED_TRACE(absl::StrCat(KeyFormatName(format.key_format), " ", format.witness_bands));
+    SCOPED_TRACE(absl::StrCat(KeyFormatName(format.key_format), " ", format.witness_bands,
+                              format.is_weighted ? " weighted" : ""));
     BoundTally tally;
     AddReadWithCanary(Canary::kHalfWidth, GetParam().backend, *AdversarialSequence(format), &tally);
     EXPECT_GT(tally.half_width_violations, 0) << tally.Summary();
@@ -75,7 +82,8 @@ TEST_P(CanaryTest, HalvedHalfWidthIsFound) {
 TEST_P(CanaryTest, HalvedHalfWidthOfATopTokenIsFound) {
   for (const AdversaryFormat& format : kAdversaryFormats) {
     if (format.witness_bands == 0) continue;
-    SCOPED_TRACE(absl::StrCat(KeyFormatName(format.key_format), " ", format.witness_bands));
+    SCOPED_TRACE(absl::StrCat(KeyFormatName(format.key_format), " ", format.witness_bands,
+                              format.is_weighted ? " weighted" : ""));
     const auto sequence = AdversarialSequence(format);
     sequence->SetQueries(QueriesAgainstTopTokens(sequence.get()));
     BoundTally tally;

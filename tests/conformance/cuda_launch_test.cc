@@ -208,7 +208,7 @@ TEST(CudaLaunchTest, CopiesThatTheKernelCannotDoAreRefused) {
 // Four tiles in one launch; records that touch each other, so that what is written beside one shows
 // in another.
 TEST(CudaLaunchTest, TilesOfOneLaunchAreSealedAsTilesAlone) {
-  for (const char* format : {"K8V4", "K6V8w4", "FP8V4w4"}) {
+  for (const char* format : {"K8V4", "K6V8w4", "FP8V4w4", "K6V4w1c"}) {
     SCOPED_TRACE(format);
     SequenceShape shape = ShapeOfFormat(format);
     shape.tile_count = 4;
@@ -222,8 +222,9 @@ TEST(CudaLaunchTest, TilesOfOneLaunchAreSealedAsTilesAlone) {
     for (int t = 0; t < 4; ++t) {
       const AttendTile& originals = expected.args().tiles[t];
       uint8_t* const scan = records.get() + (3 - t) * layout.tile_bytes();
-      tiles.push_back({originals.original_keys, originals.original_values, layout.head_dim,
-                       layout.value_dim, 7, scan, scan + layout.scan_bytes});
+      tiles.push_back({originals.original_keys, originals.original_values,
+                       WitnessWeightsOf(expected.spec(), 0, 0), layout.head_dim, layout.value_dim,
+                       7, scan, scan + layout.scan_bytes});
     }
     const cuda::SealFormat seal{layout, expected.spec().original_dtype,
                                 expected.spec().layers[0].fp8_key_scale};

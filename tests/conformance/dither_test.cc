@@ -150,7 +150,7 @@ class DitheredTile {
     std::memcpy(&header, scan(), sizeof(header));
     header.key_format = static_cast<uint8_t>(format);
     header.identity_tag = tag;
-    header.dither_check = format == KeyFormat::kK8D ? DitherCheck(secret, tag) : 0;
+    header.key_check = format == KeyFormat::kK8D ? DitherCheck(secret, tag) : 0;
     std::memcpy(scan(), &header, sizeof(header));
   }
 
@@ -183,7 +183,7 @@ class DitheredTile {
 enum class Mutant {
   kNone,
   kHalvedHalfWidth,
-  kOtherSecret,    // than the tile was sealed with; its dither_check is what keeps this from
+  kOtherSecret,    // than the tile was sealed with; its key_check is what keeps this from
                    // happening
   kOtherTile,      // whose dither is subtracted
   kNotSubtracted,  // the codes are read as those of K8
@@ -412,7 +412,7 @@ TEST(DitherTest, TilesOfAnotherSecretAreRefused) {
     tile.layout().dither_secret = other;
     const absl::Status status = CheckTile(tile.layout(), tile.scan());
     EXPECT_TRUE(absl::IsDataLoss(status)) << status;
-    EXPECT_NE(status.message().find("dither_check"), absl::string_view::npos) << status;
+    EXPECT_NE(status.message().find("key_check"), absl::string_view::npos) << status;
   }
 }
 

@@ -65,6 +65,18 @@ std::vector<float> MakeQueries(const SequenceShape& shape, Random* random) {
   return queries;
 }
 
+// About 1/2 to 2; with outliers both limits of a spec among them.
+std::vector<float> RandomWeights(const SequenceShape& shape) {
+  Random random(shape.head_dim);
+  std::vector<float> weights(shape.head_dim);
+  for (float& weight : weights) weight = std::exp2(0.5f * Normal(&random));
+  if (shape.content == Content::kOutlier) {
+    weights.front() = kWitnessWeightMin;
+    weights.back() = kWitnessWeightMax;
+  }
+  return weights;
+}
+
 // Of every case with K8D keys.
 constexpr uint64_t kDitherSecret = 0x0123456789abcdef;
 
@@ -97,6 +109,7 @@ CacheSpec SpecOfShape(const SequenceShape& shape) {
   layer.key_format = shape.key_format;
   layer.value_format = shape.value_format;
   layer.witness_bands = shape.witness_bands;
+  if (shape.is_weighted) layer.witness_weights = RandomWeights(shape);
   layer.fp8_key_scale = shape.content == Content::kHuge ? 200.0f : 0.03f;
   spec.layers = {layer};
   const absl::Status status = ValidateCacheSpec(spec);
@@ -165,6 +178,7 @@ void SequenceCase::SealTiles(int32_t tile_count, Backend quantizer) {
     args.layout = &layout_;
     args.keys = keys;
     args.values = values;
+    args.witness_weights = WitnessWeightsOf(spec_, 0, 0);
     args.key_stride = spec_.head_dim;
     args.value_stride = spec_.value_dim;
     args.identity_tag = 1000 + tile;
@@ -179,6 +193,7 @@ void SequenceCase::SealTiles(int32_t tile_count, Backend quantizer) {
   args_.logit_scale = spec_.logit_scale;
   args_.soft_cap = spec_.soft_cap;
   args_.group_size = spec_.group_size;
+  args_.witness_weights = WitnessWeightsOf(spec_, 0, 0);
   args_.tiles = tile_views_.data();
   args_.tile_count = tile_count;
 }

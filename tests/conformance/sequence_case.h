@@ -30,6 +30,7 @@ struct SequenceShape {
   KeyFormat key_format = KeyFormat::kK8;
   ValueFormat value_format = ValueFormat::kV4;
   int32_t witness_bands = 0;
+  bool is_weighted = false;  // the witness: random weights, with outliers extreme ones
   OriginalDtype dtype = OriginalDtype::kF16;
   int32_t head_dim = 64;
   int32_t value_dim = 64;

@@ -15,6 +15,7 @@ struct FormatChoice {
   KeyFormat key_format;
   ValueFormat value_format;
   int32_t witness_bands;
+  bool is_weighted = false;
 };
 
 constexpr FormatChoice kFormats[] = {
@@ -31,6 +32,9 @@ constexpr FormatChoice kFormats[] = {
     {"K4V8w1", KeyFormat::kK4, ValueFormat::kV8, 1},
     {"FP8V8w4", KeyFormat::kFp8E4m3, ValueFormat::kV8, 4},
     {"FP8V4w4", KeyFormat::kFp8E4m3, ValueFormat::kV4, 4},
+    {"K6V4w1c", KeyFormat::kK6, ValueFormat::kV4, 1, true},
+    {"K8V8w4c", KeyFormat::kK8, ValueFormat::kV8, 4, true},
+    {"FP8V4w4c", KeyFormat::kFp8E4m3, ValueFormat::kV4, 4, true},
 };
 
 SequenceShape ShapeOf(const FormatChoice& format) {
@@ -38,6 +42,7 @@ SequenceShape ShapeOf(const FormatChoice& format) {
   shape.key_format = format.key_format;
   shape.value_format = format.value_format;
   shape.witness_bands = format.witness_bands;
+  shape.is_weighted = format.is_weighted;
   return shape;
 }
 
@@ -109,7 +114,7 @@ std::vector<NamedShape> ContentShapes() {
       {"huge", Content::kHuge}};
   std::vector<NamedShape> shapes;
   for (const auto& [name, content] : kContents) {
-    for (const int format : {0, 5, 9}) {
+    for (const int format : {0, 5, 9, 13}) {
       SequenceShape shape = ShapeOf(kFormats[format]);
       shape.content = content;
       shapes.push_back({absl::StrCat(name, "_", kFormats[format].name, "_of_F16"), shape});

@@ -7,8 +7,10 @@
 #include "kernels/core/half.h"
 #include "kernels/core/status.h"
 #include "kernels/ops/quantize_tile.h"
+#include "kernels/ops/tile_checksum.h"
 #include "kernels/reference/tile_codec.h"
 #include "tests/conformance/sequence_case.h"
+#include "tests/conformance/shapes.h"
 
 namespace certkv::conformance {
 namespace {
@@ -38,6 +40,7 @@ struct SealedTile {
     args.layout = &sequence.layout();
     args.keys = keys;
     args.values = values;
+    args.witness_weights = WitnessWeightsOf(sequence.spec(), 0, 0);
     args.key_stride = sequence.spec().head_dim;
     args.value_stride = sequence.spec().value_dim;
     args.scan = sequence.scan(0);
@@ -168,17 +171,28 @@ constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 INSTANTIATE_TEST_SUITE_P(
     Headers, CheckTileTest,
     ::testing::Values(BadHeader{"magic", [](TileHeader* h) { h->magic = 0; }},
-                      BadHeader{"format_version", [](TileHeader* h) { h->format_version = 2; }},
+                      BadHeader{"format_version", [](TileHeader* h) { --h->format_version; }},
                       BadHeader{"key_format", [](TileHeader* h) { h->key_format = 2; }},
                       BadHeader{"value_format", [](TileHeader* h) { h->value_format = 0; }},
                       BadHeader{"witness_bands", [](TileHeader* h) { h->witness_bands = 4; }},
-                      BadHeader{"dither_check", [](TileHeader* h) { h->dither_check = 1; }},
+                      BadHeader{"key_check", [](TileHeader* h) { h->key_check = 1; }},
                       BadHeader{"value_error_bound",
                                 [](TileHeader* h) { h->value_error_bound[3] = 0x7e00; }},
                       BadHeader{"value_radius", [](TileHeader* h) { h->value_radius = kNan; }},
                       BadHeader{"key_norm", [](TileHeader* h) { h->key_norm = -1; }},
                       BadHeader{"key_scale", [](TileHeader* h) { h->key_scale = kNan; }}),
     [](const auto& info) { return info.param.name; });
+
+TEST(TileWeightsTest, WantsACheckOfTheWeightsWhereWitnessesHaveSome) {
+  const SequenceCase weighted(ShapeOfFormat("K6V4w1c"), 1, Backend::kCpu);
+  TileHeader header = reference::ReadHeader(weighted.args().tiles[0].scan);
+  EXPECT_EQ(header.key_check, WitnessWeightsCheck(weighted.args().witness_weights, 64));
+  header.key_check = 0;
+  const absl::Status status =
+      CheckTile(weighted.layout(), reinterpret_cast<const uint8_t*>(&header));
+  EXPECT_EQ(ReasonOf(status), "TILE_FORMAT_MISMATCH");
+  EXPECT_THAT(std::string(status.message()), HasSubstr("key_check is 0"));
+}
 
 TEST(DequantizeTileTest, GivesWhatTheCodesSay) {
   SealedTile tile;

@@ -27,9 +27,10 @@ def sized(data):
     return u32(len(data)) + data
 
 
-def layer(key="K8", value="V4", bands=0, fp8_key_scale=1.0, window=0):
+def layer(key="K8", value="V4", bands=0, fp8_key_scale=1.0, window=0, weights=()):
     return {"key_format": KEY_FORMATS[key], "value_format": VALUE_FORMATS[value],
-            "witness_bands": bands, "fp8_key_scale": fp8_key_scale, "sliding_window": window}
+            "witness_bands": bands, "fp8_key_scale": fp8_key_scale, "sliding_window": window,
+            "witness_weights": list(weights)}
 
 
 SMOL = {"model": "SmolLM2-135M-Instruct@12fd25f", "kv_head_count": 3, "group_size": 3,
@@ -42,9 +43,14 @@ MIXED = {"model": "m\u00e9lange", "kv_head_count": 8, "group_size": 16, "head_di
          "layers": [layer("K6", "V8", 1, window=4096), layer("FP8_E4M3", "V4", 4, 0.375),
                     layer("K4", "V8", 4), layer("BF16", "BF16", 0, 2.0, 1)]}
 
+WEIGHTED = {**SMOL, "layers": [layer("K6", bands=1, weights=[(1 + i % 64) / 32 for i in range(192)]),
+                               layer("K8", bands=4)]}
+
 
 def spec_digest(spec):
-    data = b"certkv.cache_spec.v1" + sized(spec["model"].encode())
+    weighted = any(one["witness_weights"] for one in spec["layers"])
+    data = b"certkv.cache_spec.v2" if weighted else b"certkv.cache_spec.v1"
+    data += sized(spec["model"].encode())
     data += u32(*(spec[name] for name in (
         "kv_head_count", "group_size", "head_dim", "value_dim", "block_tokens", "rope_pairing",
         "rotary_dim", "original_dtype")))
@@ -53,6 +59,8 @@ def spec_digest(spec):
     for one in spec["layers"]:
         data += u32(one["key_format"], one["value_format"], one["witness_bands"])
         data += f32(one["fp8_key_scale"]) + u32(one["sliding_window"])
+        if weighted:
+            data += u32(len(one["witness_weights"])) + f32(*one["witness_weights"])
     return hashlib.sha256(data).digest()
 
 
@@ -90,7 +98,7 @@ def identities():
                                     for place in ((0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1),
                                                   (255, 255, 15))]})
             parent = key
-    return {"specs": [{"spec": spec, "digest": spec_digest(spec).hex()} for spec in (SMOL, MIXED)],
+    return {"specs": [{"spec": spec, "digest": spec_digest(spec).hex()} for spec in (SMOL, MIXED, WEIGHTED)],
             "blocks": blocks}
 
 

@@ -1,5 +1,6 @@
 """Errors: classes, reasons, and servers that are not there."""
 
+import dataclasses
 import pathlib
 import pickle
 import re
@@ -121,3 +122,24 @@ def test_certificates_have_the_documented_fields():
     in_code = re.findall(r"^  [\w:]+ (\w+) = [^;]+;|^  [\w:]+ (\w+) = \w+::\w+;", record, re.M)
     assert set(fields) == {a or b for a, b in in_code}
     assert np.dtype(certkv.CERTIFICATE_DTYPE).itemsize == 80
+
+
+def test_witness_weights_are_part_of_the_spec_and_checked():
+    spec = make_spec(key_format="K6", witness_bands=1)
+    heads = tuple((1.0,) * spec.head_dim for _ in range(spec.kv_head_count))
+
+    def weighted(weights):
+        layers = tuple(
+            dataclasses.replace(layer, witness_weights=weights) for layer in spec.layers
+        )
+        return dataclasses.replace(spec, layers=layers)
+
+    assert weighted(heads).digest != spec.digest
+    for weights, text in (
+        (heads[:1], "witness_weights has"),
+        (((0.0,) * spec.head_dim,) + heads[1:], "KV head 0, channel 0 is 0"),
+        ("abc", "wrong type"),
+    ):
+        with pytest.raises(certkv.InvalidArgumentError, match=text) as raised:
+            weighted(weights)
+        assert raised.value.reason == "CACHE_SPEC_INVALID"

@@ -23,6 +23,11 @@ CacheSpec SmallSpec(KeyFormat key_format) {
     layer.key_format = key_format;
     if (key_format == KeyFormat::kFp8E4m3) layer.witness_bands = 4;
   }
+  if (key_format == KeyFormat::kFp8E4m3) {  // one layer with weights, others for each KV head
+    for (int i = 0; i < spec.kv_head_count * spec.head_dim; ++i) {
+      spec.layers[1].witness_weights.push_back(0.5f + 0.01f * static_cast<float>(i));
+    }
+  }
   return spec;
 }
 

@@ -19,6 +19,9 @@ class LayerSpec:
         witness_bands: bytes of the token witness: 0, 1 or 4.
         fp8_key_scale: FP8_E4M3 only: the tensor's scale.
         sliding_window: tokens that a query sees, itself included; 0 = all.
+        witness_weights: weight of each channel in the token witness, [kv_head_count][head_dim], in
+            [1/256, 256]; empty: all 1. Any are sound; those chosen from a model's queries make
+            bounds tighter. Needs witness_bands.
     """
 
     key_format: str = "K8"
@@ -26,6 +29,7 @@ class LayerSpec:
     witness_bands: int = 0
     fp8_key_scale: float = 1.0
     sliding_window: int = 0
+    witness_weights: tuple[tuple[float, ...], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "clients/python/native/objects.h"
@@ -71,6 +72,9 @@ LayerSpec LayerOf(const py::handle& layer) {
   spec.witness_bands = Field<int32_t>(layer, "witness_bands");
   spec.fp8_key_scale = Field<float>(layer, "fp8_key_scale");
   spec.sliding_window = Field<int32_t>(layer, "sliding_window");
+  for (const auto& head : Field<std::vector<std::vector<float>>>(layer, "witness_weights")) {
+    spec.witness_weights.insert(spec.witness_weights.end(), head.begin(), head.end());
+  }
   return spec;
 }
 
