@@ -23,16 +23,19 @@ thread_local int allocations_left = -1;
 
 }  // namespace
 
-// Of the whole test program, so that memory can run out where a test says.
-void* operator new(size_t size) {
+// Of the whole test program, so that memory can run out where a test says. Not inlined: GCC takes a
+// free that it sees beside a new for a mistake.
+[[gnu::noinline]] void* operator new(size_t size) {
   void* memory = nullptr;
   if (allocations_left != 0) memory = std::malloc(size == 0 ? 1 : size);
   if (allocations_left > 0) --allocations_left;
   if (memory == nullptr) std::__throw_bad_alloc();
   return memory;
 }
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, size_t /*size*/) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, size_t /*size*/) noexcept {
+  std::free(memory);
+}
 
 namespace certkv::capi {
 namespace {
