@@ -17,6 +17,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 #include "bench/kernels/bench_report.h"
+#include "clients/cli/calibrate.h"
 #include "clients/cli/trace.h"
 #include "clients/cli/witness_weights.h"
 #include "kernels/core/half.h"
@@ -143,11 +144,8 @@ absl::StatusOr<nlohmann::json> Measure(const cli::Trace& trace, const Row& row) 
   }
   std::fputc('\r', stderr);
   const auto reads = static_cast<double>(coverage.tally.reads);
-  const double tokens = static_cast<double>(spec.block_tokens) * spec.kv_head_count *
-                        static_cast<double>(spec.layers.size());
-  const double bytes = static_cast<double>(SlabLayout::SlotBytes(spec, SlabKind::kDevice)) / tokens;
-  const double original_bytes =
-      static_cast<double>(SlabLayout::SlotBytes(spec, SlabKind::kBacking)) / tokens;
+  const double bytes = cli::BytesPerToken(spec, SlabKind::kDevice);
+  const double original_bytes = cli::BytesPerToken(spec, SlabKind::kBacking);
   return nlohmann::json{{"name", format},
                         {"reads", coverage.tally.reads},
                         {"bytes_per_token", bytes},

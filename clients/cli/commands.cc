@@ -13,7 +13,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
+#include "clients/cli/calibrate_report.h"
 #include "clients/cli/progress.h"
+#include "clients/cli/spec_file.h"
 #include "clients/cli/table.h"
 #include "clients/cli/trace.h"
 #include "clients/cpp/attention.h"
@@ -43,12 +45,29 @@ struct PutTrace {
   std::unique_ptr<Sequence> sequence;
 };
 
-absl::StatusOr<PutTrace> PutTraceFile(const client::Options& services, const std::string& path,
-                                      const std::string& format_name, const std::string& worker) {
-  PutTrace put;
+// Its formats from the file of a spec, or all the same when `path` is "".
+absl::StatusOr<CacheSpec> SpecOf(const Trace& trace, const std::string& format_name,
+                                 const std::string& path) {
   CERTKV_ASSIGN_OR_RETURN(const FormatChoice format, ParseFormat(format_name));
-  CERTKV_ASSIGN_OR_RETURN(put.trace, Trace::Open(path));
-  const CacheSpec spec = put.trace->MakeSpec(format);
+  CacheSpec spec = trace.MakeSpec(format);
+  if (path.empty()) return spec;
+  CERTKV_ASSIGN_OR_RETURN(const CacheSpec read, ReadSpecFile(path));
+  spec.layers = read.layers;
+  if (DigestCacheSpec(spec) == DigestCacheSpec(read) && read.layer_count() == trace.layer_count()) {
+    return spec;
+  }
+  return MakeError(absl::StatusCode::kInvalidArgument, "CACHE_SPEC_INVALID",
+                   absl::StrCat(path, " is of ", DescribeCacheSpec(read), ", the trace of ",
+                                DescribeCacheSpec(trace.MakeSpec(format)),
+                                "; calibrate with traces of this model"));
+}
+
+template <typename Options>  // PutOptions, AttendOptions
+absl::StatusOr<PutTrace> PutTraceFile(const client::Options& services, const Options& asked,
+                                      const std::string& worker) {
+  PutTrace put;
+  CERTKV_ASSIGN_OR_RETURN(put.trace, Trace::Open(asked.trace_path));
+  CERTKV_ASSIGN_OR_RETURN(const CacheSpec spec, SpecOf(*put.trace, asked.format, asked.spec_path));
   client::Options options = services;
   options.worker_name = worker;
   CERTKV_ASSIGN_OR_RETURN(put.worker, Worker::Attach(options, spec));
@@ -60,8 +79,7 @@ absl::StatusOr<PutTrace> PutTraceFile(const client::Options& services, const std
 
 absl::Status Put(const GlobalOptions& global, const PutOptions& options) {
   const absl::Time start = absl::Now();
-  CERTKV_ASSIGN_OR_RETURN(const PutTrace put, PutTraceFile(global.services, options.trace_path,
-                                                           options.format, "certkv-put"));
+  CERTKV_ASSIGN_OR_RETURN(const PutTrace put, PutTraceFile(global.services, options, "certkv-put"));
   const double seconds = absl::ToDoubleSeconds(absl::Now() - start);
   const auto blocks = static_cast<int64_t>(put.sequence->blocks().size());
   const int64_t original = blocks * put.worker->backing_layout().slot_bytes();
@@ -124,8 +142,8 @@ json ToJson(const ReadCertificate& certificate) {
 
 absl::Status AttendTrace(const GlobalOptions& global, const AttendOptions& options) {
   CERTKV_ASSIGN_OR_RETURN(const ReadMode mode, ParseMode(options.mode));
-  CERTKV_ASSIGN_OR_RETURN(const PutTrace put, PutTraceFile(global.services, options.trace_path,
-                                                           options.format, "certkv-attend"));
+  CERTKV_ASSIGN_OR_RETURN(const PutTrace put,
+                          PutTraceFile(global.services, options, "certkv-attend"));
   CERTKV_ASSIGN_OR_RETURN(const int32_t query, FindQuery(*put.trace, options.position));
   if (options.layer >= put.trace->layer_count()) {
     return MakeError(absl::StatusCode::kInvalidArgument, "LAYER_UNKNOWN",
@@ -139,6 +157,7 @@ absl::Status AttendTrace(const GlobalOptions& global, const AttendOptions& optio
   client::RequestOptions request_options;
   request_options.label = absl::StrCat("certkv attend ", options.trace_path);
   request_options.read_mode = mode;
+  request_options.model = ModelLabel(put.trace->model());
   if (options.tv_tolerance >= 0 || options.skip_tolerance >= 0)
     request_options.tolerances = &tolerances;
   const std::string id =

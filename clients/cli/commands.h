@@ -29,12 +29,14 @@ struct GlobalOptions {
 struct PutOptions {
   std::string trace_path;
   std::string format = "K8V4";
+  std::string spec_path;  // "" = every layer in that format; else what RunCalibrate wrote
 };
 int RunPut(const GlobalOptions& global, const PutOptions& options);
 
 struct AttendOptions {
   std::string trace_path;
   std::string format = "K8V4";
+  std::string spec_path;      // as in PutOptions
   std::string request_id;     // "" = a random one
   int32_t layer = -1;         // index in the trace; -1 = all
   int64_t position = -1;      // one of the trace's query positions; -1 = the last
@@ -113,6 +115,22 @@ int RunTraceInfo(const GlobalOptions& global, const std::string& path);
 // set. Returns only when that can't be started.
 int RunTraceRecord(const std::vector<std::string>& arguments);
 
+struct CalibrateOptions {
+  std::vector<std::string> traces;    // their queries choose
+  std::vector<std::string> held_out;  // their queries tell what to expect; none = traces are split
+  std::string formats =
+      "K8V8,K8V4,K8V8w1,K8V4w1,K8V8w4,K8V4w4,K6V8,K6V4,K6V8w1,K6V4w1,K6V8w4,K6V4w4,K4V8,K4V4,"
+      "K4V8w1,K4V4w1,K4V8w4,K4V4w4";
+  float tv_tolerance = -1;     // < 0 = the default policy's
+  float value_tolerance = -1;  // the same
+  double coverage = 0.95;      // of reads, in each layer
+  std::string spec_path;       // write certkv.type.CacheSpec as JSON there; "" = nowhere
+  std::string policy_path;     // certkv.gate.v1.Policy
+  std::string svg_path;        // the picture
+};
+// With a certkvd of its own.
+int RunCalibrate(const GlobalOptions& global, const CalibrateOptions& options);
+
 struct DemoOptions {
   std::string trace_path;    // "" = the trace in tests/data
   std::string json_path;     // write the results there too
@@ -123,6 +141,9 @@ int RunDemoCommand(const GlobalOptions& global, const DemoOptions& options);
 // The text of a file of at most 1 MiB. Errors: NotFound [FILE_NOT_FOUND]; InvalidArgument
 // [FILE_UNREADABLE].
 absl::StatusOr<std::string> ReadTextFile(const std::string& path);
+
+// Errors: FailedPrecondition [FILE_NOT_WRITTEN].
+absl::Status WriteTextFile(const std::string& path, const std::string& text);
 
 // Prints `data` with --json, else `text`.
 void Print(const GlobalOptions& global, const nlohmann::json& data, const std::string& text);

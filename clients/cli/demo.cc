@@ -1,20 +1,16 @@
 // `certkv demo`: the main job on a real trace, from an empty machine to a checked report.
 #include <unistd.h>
 
-#include <cstdlib>
-#include <fstream>
 #include <iostream>
 #include <memory>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
-#include "clients/cli/child_process.h"
 #include "clients/cli/commands.h"
 #include "clients/cli/demo_report.h"
 #include "clients/cli/demo_run.h"
+#include "clients/cli/own_server.h"
 #include "clients/cli/progress.h"
 #include "clients/cli/trace.h"
-#include "clients/cpp/store_client.h"
 #include "kernels/core/status.h"
 
 namespace certkv::cli {
@@ -50,66 +46,6 @@ absl::StatusOr<std::string> FindTrace(const std::string& asked) {
                                 " here or beside the build; name a trace with --trace"));
 }
 
-absl::Status WriteFile(const std::string& path, const std::string& text) {
-  std::ofstream file(path, std::ios::binary | std::ios::trunc);
-  file << text;
-  file.close();
-  if (file.good()) return absl::OkStatus();
-  return MakeError(absl::StatusCode::kFailedPrecondition, "FILE_NOT_WRITTEN",
-                   absl::StrCat(path, " can't be written; choose another path"));
-}
-
-// A certkvd of our own in a fresh runtime directory.
-struct OwnServer {
-  ~OwnServer() {
-    process.reset();
-    if (!directory.empty()) {
-      // Only what we made: the directory and what certkvd and we put into it.
-      for (const char* name : {"policy.yaml", "certkvd.sock", "certkvd.sock.fd",
-                               "certkvd.sock.lock", "kvstore-fd.sock", "log"}) {
-        unlink(absl::StrCat(directory, "/", name).c_str());
-      }
-      rmdir(directory.c_str());
-    }
-  }
-  std::string directory;
-  std::unique_ptr<ChildProcess> process;
-};
-
-absl::Status WaitUntilServing(ChildProcess& process, const client::Options& services) {
-  client::Options probe = client::ResolveTargets(services);
-  probe.rpc_timeout_ms = 500;
-  const absl::Time deadline = absl::Now() + absl::Seconds(20);
-  for (;;) {
-    client::StoreClient store(probe);
-    const absl::Status status = store.GetStats().status();
-    if (status.ok()) return status;
-    CERTKV_RETURN_IF_ERROR(process.CheckRunning());
-    if (absl::Now() > deadline) return WithContext(status, "certkvd didn't serve within 20 s");
-    absl::SleepFor(absl::Milliseconds(20));
-  }
-}
-
-absl::Status StartServer(OwnServer& server, client::Options& services) {
-  char directory[] = "/tmp/certkv-demo-XXXXXX";
-  if (mkdtemp(directory) == nullptr) {
-    return MakeError(absl::StatusCode::kInternal, "SPAWN_FAILED",
-                     "no directory could be made in /tmp for the demo's sockets");
-  }
-  server.directory = directory;
-  const std::string socket = absl::StrCat(directory, "/certkvd.sock");
-  const std::string policy = absl::StrCat(directory, "/policy.yaml");
-  CERTKV_RETURN_IF_ERROR(WriteFile(policy, kPolicy));
-  CERTKV_ASSIGN_OR_RETURN(
-      server.process,
-      ChildProcess::Start(
-          {absl::StrCat(ProgramDirectory(), "/certkvd"), "--socket", socket, "--config", policy},
-          {absl::StrCat("CERTKV_RUNTIME_DIR=", directory)}, absl::StrCat(directory, "/log")));
-  services.kvstore_target = absl::StrCat("unix:", socket);
-  services.certifier_target = services.gate_target = services.kvstore_target;
-  return WaitUntilServing(*server.process, services);
-}
-
 absl::StatusOr<std::vector<DemoRunResult>> RunAll(const Trace& trace,
                                                   const client::Options& services) {
   const DemoTruth truth = [&trace] {
@@ -143,21 +79,21 @@ int RunDemoCommand(const GlobalOptions& global, const DemoOptions& options) {
   const absl::StatusOr<std::unique_ptr<Trace>> trace = Trace::Open(*path);
   if (!trace.ok()) return Fail(trace.status());
   client::Options services = global.services;
-  OwnServer server;
+  std::unique_ptr<OwnServer> server;
   if (!options.use_running) {
-    if (const absl::Status started = StartServer(server, services); !started.ok()) {
-      return Fail(started);
-    }
+    absl::StatusOr<std::unique_ptr<OwnServer>> started = OwnServer::Start(kPolicy, &services);
+    if (!started.ok()) return Fail(started.status());
+    server = *std::move(started);
   }
   const absl::StatusOr<std::vector<DemoRunResult>> runs = RunAll(**trace, services);
   if (!runs.ok()) return Fail(runs.status());
-  if (server.process != nullptr) {
-    if (const absl::Status stopped = server.process->Stop(); !stopped.ok()) return Fail(stopped);
+  if (server != nullptr) {
+    if (const absl::Status stopped = server->Stop(); !stopped.ok()) return Fail(stopped);
   }
   const std::string json = DemoReportJson(**trace, *runs);
   std::cout << (global.json ? json : RenderDemoReport(**trace, *runs)) << std::flush;
   if (!options.json_path.empty()) {
-    if (const absl::Status written = WriteFile(options.json_path, json); !written.ok()) {
+    if (const absl::Status written = WriteTextFile(options.json_path, json); !written.ok()) {
       return Fail(written);
     }
   }

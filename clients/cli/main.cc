@@ -18,6 +18,7 @@ constexpr char kFooter[] =
     "reached; 4 (demo) a bound was violated or an output was neither certified nor exact.\n"
     "Targets are gRPC addresses: unix:/run/certkv/certkvd.sock, or host:port.";
 
+constexpr char kSpec[] = "Formats of each layer from this file of certkv calibrate, instead";
 constexpr char kFormats[] = "K8V4, K8V8, K8DV4, K8DV8, K6V4, K6V8, K4V4, K4V8, FP8_E4M3 or F16";
 
 // Everything that options are parsed into.
@@ -33,6 +34,7 @@ struct Parsed {
   TopOptions top;
   EventsOptions events;
   PolicyOptions policy;
+  CalibrateOptions calibrate;
   DemoOptions demo;
   std::string trace_info_path;
   int exit_code = kExitOk;
@@ -72,6 +74,7 @@ void AddPutAndAttend(CLI::App& app, Parsed& parsed) {
   put->add_option("--trace", parsed.put.trace_path, "A certkv-trace-1 safetensors file")
       ->required();
   put->add_option("--format", parsed.put.format, kFormats)->capture_default_str();
+  put->add_option("--spec", parsed.put.spec_path, kSpec);
   put->callback(
       [&parsed] { Run(parsed, [&parsed] { return RunPut(parsed.global, parsed.put); }); });
 
@@ -80,6 +83,7 @@ void AddPutAndAttend(CLI::App& app, Parsed& parsed) {
   attend->add_option("--trace", options.trace_path, "A certkv-trace-1 safetensors file")
       ->required();
   attend->add_option("--format", options.format, kFormats)->capture_default_str();
+  attend->add_option("--spec", options.spec_path, kSpec);
   attend->add_option("--request", options.request_id, "Name of the request in gate's ledger");
   attend->add_option("--layer", options.layer, "Index of one layer; all when left out");
   attend->add_option("--position", options.position,
@@ -231,6 +235,34 @@ void AddOperation(CLI::App& app, Parsed& parsed) {
   AddPolicyChanges(*add("set", "Put another policy in force", PolicyAction::kSet), parsed.policy);
 }
 
+void AddCalibrate(CLI::App& app, Parsed& parsed) {
+  CalibrateOptions& options = parsed.calibrate;
+  CLI::App* command = app.add_subcommand(
+      "calibrate", "Propose a format and a tolerance for each layer of a model, from its traces");
+  command->add_option("trace", options.traces, "certkv-trace-1 files of one model")->required();
+  command->add_option("--held-out", options.held_out,
+                      "Traces whose queries tell what to expect, and don't choose; without them "
+                      "the queries of the others are split");
+  command->add_option("--formats", options.formats, "Candidates, with commas between")
+      ->capture_default_str();
+  command->add_option("--tv-tolerance", options.tv_tolerance, "The loosest, in [0, 1]")
+      ->check(CLI::Range(0.0, 1.0));
+  command->add_option("--value-tolerance", options.value_tolerance, "At least 0")
+      ->check(CLI::NonNegativeNumber);
+  command
+      ->add_option("--coverage", options.coverage,
+                   "Share of each layer's reads that need no repair, in [0.01, 1]")
+      ->check(CLI::Range(0.01, 1.0))
+      ->capture_default_str();
+  command->add_option("--spec", options.spec_path, "Write the cache's spec there, as JSON");
+  command->add_option("--policy", options.policy_path,
+                      "Write a policy there, for certkv policy set --file");
+  command->add_option("--svg", options.svg_path, "Draw it there");
+  command->callback([&parsed] {
+    Run(parsed, [&parsed] { return RunCalibrate(parsed.global, parsed.calibrate); });
+  });
+}
+
 void AddDemo(CLI::App& app, Parsed& parsed) {
   CLI::App* demo = app.add_subcommand(
       "demo",
@@ -254,6 +286,7 @@ int Main(int argc, char** argv) {
   AddInspection(app, parsed);
   AddBlockChanges(app, parsed);
   AddOperation(app, parsed);
+  AddCalibrate(app, parsed);
   AddDemo(app, parsed);
   CLI::App* completion = app.add_subcommand("completion", "Print a bash completion script");
   completion->callback([&app] { std::cout << BashCompletion(app); });

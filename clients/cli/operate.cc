@@ -11,6 +11,7 @@
 #include "absl/time/time.h"
 #include "certkv/gate/v1/gate.grpc.pb.h"
 #include "clients/cli/commands.h"
+#include "clients/cli/gate_policy.h"
 #include "clients/cli/heat_map.h"
 #include "clients/cli/table.h"
 #include "clients/cpp/rpc.h"
@@ -23,11 +24,6 @@ namespace {
 
 namespace v1 = certkv::gate::v1;
 using nlohmann::json;
-
-std::unique_ptr<v1::Gate::Stub> GateStub(const GlobalOptions& global) {
-  return v1::Gate::NewStub(
-      client::MakeChannel(client::ResolveTargets(global.services).gate_target, global.services));
-}
 
 template <typename Request, typename Response>
 absl::Status Call(const GlobalOptions& global, v1::Gate::Stub& stub,
@@ -44,17 +40,6 @@ std::string TimeText(int64_t time_ms) {
                           absl::LocalTimeZone());
 }
 
-// A message as JSON text; the fields have the names of the proto.
-std::string ToJsonText(const google::protobuf::Message& message) {
-  google::protobuf::util::JsonPrintOptions options;
-  options.add_whitespace = true;
-  options.always_print_primitive_fields = true;
-  options.preserve_proto_field_names = true;
-  std::string text;
-  const auto status = google::protobuf::util::MessageToJsonString(message, &text, options);
-  return status.ok() ? text : "{}\n";
-}
-
 absl::StatusOr<v1::Policy> ReadPolicy(const std::string& text) {
   v1::Policy policy;
   const auto status = google::protobuf::util::JsonStringToMessage(text, &policy);
@@ -65,13 +50,6 @@ absl::StatusOr<v1::Policy> ReadPolicy(const std::string& text) {
                                 "; start from what certkv policy show --json prints"));
 }
 
-absl::StatusOr<v1::Policy> PolicyInForce(const GlobalOptions& global, v1::Gate::Stub& stub) {
-  v1::Policy policy;
-  CERTKV_RETURN_IF_ERROR(Call(global, stub, &v1::Gate::Stub::GetPolicy, v1::GetPolicyRequest(),
-                              &policy, client::Retry::kIdempotent));
-  return policy;
-}
-
 // The policy in force with the options' changes, or the one of a file.
 absl::StatusOr<v1::Policy> AskedPolicy(const GlobalOptions& global, v1::Gate::Stub& stub,
                                        const PolicyOptions& options) {
@@ -79,7 +57,7 @@ absl::StatusOr<v1::Policy> AskedPolicy(const GlobalOptions& global, v1::Gate::St
     CERTKV_ASSIGN_OR_RETURN(const std::string text, ReadTextFile(options.path));
     return ReadPolicy(text);
   }
-  CERTKV_ASSIGN_OR_RETURN(v1::Policy policy, PolicyInForce(global, stub));
+  CERTKV_ASSIGN_OR_RETURN(v1::Policy policy, PolicyInForce(global.services, stub));
   type::Tolerances& tolerances = *policy.mutable_tolerances();
   if (options.tv_tolerance >= 0) tolerances.set_tv_tolerance(options.tv_tolerance);
   if (options.value_tolerance >= 0) tolerances.set_value_tolerance(options.value_tolerance);
@@ -94,7 +72,7 @@ std::string Share(int64_t part, int64_t whole) {
 }
 
 absl::Status ShowPolicy(const GlobalOptions& global, v1::Gate::Stub& stub) {
-  CERTKV_ASSIGN_OR_RETURN(const v1::Policy policy, PolicyInForce(global, stub));
+  CERTKV_ASSIGN_OR_RETURN(const v1::Policy policy, PolicyInForce(global.services, stub));
   std::cout << ToJsonText(policy);
   if (global.json) return absl::OkStatus();
   v1::ListPolicyChangesResponse changes;
@@ -232,8 +210,17 @@ absl::StatusOr<std::string> ReadTextFile(const std::string& path) {
                    absl::StrCat(path, " can't be read, or has more than ", kBytesMax, " bytes"));
 }
 
+absl::Status WriteTextFile(const std::string& path, const std::string& text) {
+  std::ofstream file(path, std::ios::binary | std::ios::trunc);
+  file << text;
+  file.close();
+  if (file.good()) return absl::OkStatus();
+  return MakeError(absl::StatusCode::kFailedPrecondition, "FILE_NOT_WRITTEN",
+                   absl::StrCat(path, " can't be written; choose another path"));
+}
+
 int RunTop(const GlobalOptions& global, const TopOptions& options) {
-  const auto stub = GateStub(global);
+  const auto stub = GateStub(global.services);
   for (int32_t shown = 1;; ++shown) {
     const absl::Status status = ShowTop(global, *stub, options);
     if (!status.ok()) return Fail(status);
@@ -243,13 +230,13 @@ int RunTop(const GlobalOptions& global, const TopOptions& options) {
 }
 
 int RunEvents(const GlobalOptions& global, const EventsOptions& options) {
-  const auto stub = GateStub(global);
+  const auto stub = GateStub(global.services);
   const absl::Status status = ListEvents(global, *stub, options);
   return status.ok() ? kExitOk : Fail(status);
 }
 
 int RunPolicy(const GlobalOptions& global, const PolicyOptions& options) {
-  const auto stub = GateStub(global);
+  const auto stub = GateStub(global.services);
   const absl::Status status = options.action == PolicyAction::kShow ? ShowPolicy(global, *stub)
                               : options.action == PolicyAction::kTry
                                   ? TryPolicy(global, *stub, options)

@@ -254,6 +254,22 @@ def test_certified_outputs_are_within_their_bounds(make, server, formats):
     assert max(wrong) > 1
 
 
+def test_formats_of_each_layer_come_from_a_file(make, server, tmp_path):
+    layers = [
+        {"key_format": "KEY_FORMAT_K6", "value_format": "VALUE_FORMAT_V8", "witness_bands": 4},
+        {"key_format": "KEY_FORMAT_K8", "value_format": "VALUE_FORMAT_V4"},
+    ]
+    fields = {"model": "m", "kv_head_count": 1, "group_size": 1, "head_dim": 64, "value_dim": 64}
+    fields |= {"rope_pairing": "ROPE_PAIRING_NONE", "logit_scale": 1.0, "layers": layers}
+    (tmp_path / "spec.json").write_text(json.dumps(fields))
+    engine = make(server.target, spec=str(tmp_path / "spec.json"))
+    assert [layer.key_format for layer in engine.backend.spec.layers] == ["K6", "K8"]
+    assert engine.backend.spec.layers[0].witness_bands == 4
+    request = engine.prompt(prompt_ids(100, 15))
+    engine.step([request])
+    assert engine.backend._rows[request.rid].is_certified
+
+
 def test_certificates_and_risk_are_by_request(make, server, tmp_path):
     engine = make(server.target, certificates=str(tmp_path), terms={"tv_tolerance": 0.1})
     one, two = (engine.prompt(prompt_ids(100, seed)) for seed in (20, 21))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 import torch
-from conftest import ROOT, dense_attention
+from conftest import ROOT, dense_attention, generate
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 from transformers_models_test import tiny, tokens
@@ -118,7 +118,13 @@ def test_the_demo_reads_what_the_command_records(model_folder, tmp_path):
     trace = tmp_path / "trace.safetensors"
     arguments = ["--prompt", tmp_path / "prompt.txt", "--out", trace, "--tokens", "400"]
     arguments += ["--queries", "32", "--layers", "3,17", "--name", "smol@1"]
-    made = run_record(["--model", model_folder, *arguments])
+    made = subprocess.run(
+        [CERTKV, "trace", "record", "--model", model_folder, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "CERTKV_PYTHON": sys.executable},
+    )
     assert made.returncode == 0, made.stderr
     assert "400 tokens of smol@1" in made.stdout
     demo = subprocess.run(
@@ -129,25 +135,21 @@ def test_the_demo_reads_what_the_command_records(model_folder, tmp_path):
     assert all(run["violations"] == 0 and run["reads"] == 2 * 32 * 9 for run in runs)
 
 
-def run_record(arguments):
-    return subprocess.run(
-        [CERTKV, "trace", "record", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "CERTKV_PYTHON": sys.executable},
-    )
-
-
-def test_the_command_says_what_is_wrong(model_folder, tmp_path):
+def test_the_command_says_what_is_wrong(model_folder, tmp_path, capsys):
     (tmp_path / "prompt.txt").write_text("The quick brown fox")
-    arguments = ["--model", model_folder, "--out", tmp_path / "trace"]
-    assert run_record(arguments).returncode == 2  # no prompt
-    failed = run_record([*arguments, "--prompt", tmp_path / "none.txt"])
-    assert failed.returncode == 1 and "none.txt" in failed.stderr
-    failed = run_record([*arguments, "--prompt", tmp_path / "prompt.txt"])
-    assert failed.returncode == 1
-    assert "TRACE_INVALID" in failed.stderr and "queries of 64 positions" in failed.stderr
+
+    def run(*more):
+        arguments = ["record", "--model", model_folder, "--out", tmp_path / "trace", *more]
+        return certkv.trace.main([str(word) for word in arguments])
+
+    with pytest.raises(SystemExit) as usage:  # no prompt
+        run()
+    assert usage.value.code == 2
+    assert run("--prompt", tmp_path / "none.txt") == 1
+    assert "none.txt" in capsys.readouterr().err
+    assert run("--prompt", tmp_path / "prompt.txt") == 1
+    said = capsys.readouterr().err
+    assert "TRACE_INVALID" in said and "queries of 64 positions" in said
     assert not (tmp_path / "trace").exists()
 
 
@@ -180,3 +182,44 @@ def test_a_window_that_the_prompt_fits_is_recorded(tmp_path):
     gemma = tiny(Gemma3TextConfig, Gemma3ForCausalLM, sliding_window=128, num_hidden_layers=6)
     certkv.trace.record(gemma, tokens(80, seed=3)[0].tolist(), tmp_path / "trace", query_count=8)
     assert len(safetensors.numpy.load_file(tmp_path / "trace")) == 2 + 3 * 6
+
+
+def test_generation_loads_what_calibration_of_the_trace_proposes(model, recorded, prompt, tmp_path):
+    spec, policy = tmp_path / "spec.json", tmp_path / "policy.json"
+    arguments = ["--formats", "K8V4,K6V4w4,K6V4", "--spec", spec, "--policy", policy]
+    made = subprocess.run(
+        [CERTKV, "--json", "calibrate", recorded[0], *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert made.returncode == 0, made.stderr
+    expected = json.loads(made.stdout)
+    formats = {layer["format"] for layer in expected["layers"]}
+    assert len(formats) > 1, "layers differ"
+    read = certkv.CacheSpec.from_file(spec)
+    model.set_attn_implementation("certkv")
+    with certkv.embedded() as server:
+        command = [CERTKV, "--target", server.target, "policy", "set", "--file", policy]
+        subprocess.run(command, check=True, capture_output=True)
+        with certkv.transformers.CertifiedCache(
+            model, server.target, layers=read.layers, original_dtype="float16"
+        ) as cache:
+            # The trace's spec is the engine's own, so both share blocks.
+            assert cache.spec.digest == read.digest
+            generate(model, torch.tensor([prompt]), cache, 8)
+            records = cache.certificates()
+            once = np.mean((records["outcome"] == 1) & (records["rung"] == 1))
+    # Of the same model's next tokens; the figure is of other queries, so roughly.
+    assert abs(once - expected["held_out_coverage"]) < 0.1
+    for layer in expected["layers"]:
+        of_layer = records[(records["layer"] == layer["layer"]) & (records["outcome"] == 1)]
+        assert np.all(of_layer["worst_case_tv"] <= np.float32(layer["tv_tolerance"]))
+
+
+def test_formats_of_another_number_of_layers_are_refused(model):
+    model.set_attn_implementation("certkv")
+    with pytest.raises(certkv.InvalidArgumentError, match="formats of 4 layers .* has 30"):
+        certkv.transformers.CertifiedCache(
+            model, "unix:/none", layers=[certkv.LayerSpec()] * 4, original_dtype="float16"
+        )

@@ -3,9 +3,7 @@
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 
-#include <array>
 #include <csignal>
-#include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -15,6 +13,7 @@
 #include "absl/time/clock.h"
 #include "grpc/health/v1/health.grpc.pb.h"
 #include "tests/system/cluster.h"
+#include "tests/system/run_cli.h"
 
 namespace certkv {
 namespace {
@@ -24,32 +23,6 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 
 constexpr char kTrace[] = "tests/data/smollm2-135m-4-layers.safetensors";
-
-struct RunResult {
-  int exit_code;
-  std::string output;  // standard output
-  std::string errors;  // standard error
-};
-
-// Runs `certkv <arguments>` (or another of our programs) through the shell.
-RunResult RunCli(const std::string& arguments, const std::string& program = "certkv") {
-  const std::string errors_path =
-      absl::StrCat(::testing::TempDir(), "/certkv-cli-", getpid(), ".err");
-  FILE* pipe = popen(
-      absl::StrCat(BinaryDirectory(), "/", program, " ", arguments, " 2>", errors_path).c_str(),
-      "r");
-  RunResult result{-1, "", ""};
-  std::array<char, 4096> buffer;
-  while (const size_t count = fread(buffer.data(), 1, buffer.size(), pipe)) {
-    result.output.append(buffer.data(), count);
-  }
-  const int status = pclose(pipe);
-  result.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-  std::ifstream errors(errors_path);
-  result.errors.assign(std::istreambuf_iterator<char>(errors), {});
-  std::filesystem::remove(errors_path);
-  return result;
-}
 
 class CliTest : public ::testing::Test {
  protected:

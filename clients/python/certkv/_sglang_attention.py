@@ -53,6 +53,7 @@ class AttentionOptions:
     Attributes:
         target: of the store, as for certkv.Client; "" = certkvd's default socket.
         key_format, value_format: how keys and values are stored, see certkv.LayerSpec.
+        spec: path of what `certkv calibrate --spec` wrote, whose layers are taken instead.
         model_name: under which blocks are shared; "" = a fingerprint of config and weights.
         certificates: folder into which a request's certificates go when it ends, as REQUEST.npy
             of certkv.CERTIFICATE_DTYPE; "" = nowhere.
@@ -63,6 +64,7 @@ class AttentionOptions:
     target: str = ""
     key_format: str = "K8"
     value_format: str = "V4"
+    spec: str = ""
     model_name: str = ""
     certificates: str = ""
     terms: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -116,6 +118,7 @@ def spec_of(runner: Any, options: AttentionOptions) -> CacheSpec:
         f"sglang-{config.model_type}-{name}",
         options.key_format,
         options.value_format,
+        layers=CacheSpec.from_file(options.spec).layers if options.spec else None,
     )
     for index, layer in enumerate(spec.layers):
         if layer.sliding_window:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
-from typing import Any
+import pathlib
+from typing import Any, Union
 
-from certkv import _native
+from certkv import _errors, _native
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +32,39 @@ class LayerSpec:
     fp8_key_scale: float = 1.0
     sliding_window: int = 0
     witness_weights: tuple[tuple[float, ...], ...] = ()
+
+
+# How the proto names the values of these fields: a prefix, then the name here.
+_ENUMS = {
+    "key_format": "KEY_FORMAT_",
+    "value_format": "VALUE_FORMAT_",
+    "rope_pairing": "ROPE_PAIRING_",
+    "original_dtype": "ORIGINAL_DTYPE_",
+}
+_NAMES = {"F16": "float16", "BF16": "bfloat16"}  # of dtypes
+
+
+def _rows(flat: Any, rows: int, columns: int) -> tuple[tuple[float, ...], ...]:
+    """[rows * columns] -> [rows][columns]; nothing stays nothing."""
+    if not flat:
+        return ()
+    if len(flat) != rows * columns:
+        raise TypeError(f"{len(flat)} witness weights for {rows} heads of {columns} channels")
+    return tuple(tuple(flat[row * columns :][:columns]) for row in range(rows))
+
+
+def _from_proto(kind: Any, fields: dict[str, Any]) -> Any:
+    """`kind` of a JSON object with the proto's names."""
+    made = {}
+    for name, value in fields.items():
+        if name in _ENUMS:
+            value = value.removeprefix(_ENUMS[name])
+        if name == "rope_pairing":
+            value = value.lower()
+        if name == "original_dtype":
+            value = _NAMES[value]
+        made[name] = value
+    return kind(**made)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,6 +144,34 @@ class CacheSpec:
             layers=(layer,) * layer_count,
             **others,
         )
+
+    @staticmethod
+    def from_file(path: Union[str, pathlib.Path]) -> CacheSpec:
+        """The spec that `certkv calibrate --spec` wrote: JSON of certkv.type.CacheSpec.
+
+        Raises:
+            InvalidArgumentError: [CACHE_SPEC_INVALID], the file has something else.
+            OSError: it can't be read.
+        """
+        text = pathlib.Path(path).read_text(encoding="utf-8")
+        try:
+            fields = json.loads(text)
+            heads, channels = fields["kv_head_count"], fields["head_dim"]
+            layers = [
+                _from_proto(
+                    LayerSpec,
+                    {**layer, "witness_weights": _rows(layer.get("witness_weights"), heads, channels)},
+                )
+                for layer in fields.pop("layers")
+            ]
+            return _from_proto(CacheSpec, {**fields, "layers": tuple(layers)})
+        except (AttributeError, KeyError, TypeError, json.JSONDecodeError) as error:
+            raise _errors.error_of(
+                "INVALID_ARGUMENT",
+                "CACHE_SPEC_INVALID",
+                f"{path} is not JSON of certkv.type.CacheSpec ({error!r}); write it with "
+                "certkv calibrate --spec",
+            ) from error
 
     @property
     def query_head_count(self) -> int:

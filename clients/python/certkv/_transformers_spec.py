@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
+from collections.abc import Sequence as AnySequence
 from typing import Any, Optional
 
 import torch
@@ -55,8 +57,9 @@ def spec_of(
     value_format: str = "V4",
     model_name: Optional[str] = None,
     original_dtype: Optional[str] = None,
+    layers: Optional[AnySequence[LayerSpec]] = None,
 ) -> CacheSpec:
-    """The cache of a model, every layer in these formats.
+    """The cache of a model, every layer in these formats, or as `layers` says.
 
     Raises:
         InvalidArgumentError: [ENGINE_UNSUPPORTED | CACHE_SPEC_INVALID].
@@ -68,6 +71,7 @@ def spec_of(
         key_format,
         value_format,
         original_dtype,
+        layers,
     )
 
 
@@ -78,6 +82,7 @@ def spec_of_config(
     key_format: str,
     value_format: str,
     original_dtype: Optional[str] = None,
+    layers: Optional[AnySequence[LayerSpec]] = None,
 ) -> CacheSpec:
     """The same of a model's config and dtype."""
     if config.model_type not in MODEL_TYPES:
@@ -91,7 +96,12 @@ def spec_of_config(
     heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
     score_scalar = getattr(config, "query_pre_attn_scalar", None) or head_dim
-    witness_bands = 4 if key_format == "FP8_E4M3" else 0
+    windows = _windows(config)
+    if layers is None:
+        witness_bands = 4 if key_format == "FP8_E4M3" else 0
+        layers = [LayerSpec(key_format, value_format, witness_bands)] * len(windows)
+    if len(layers) != len(windows):
+        raise unsupported(f"formats of {len(layers)} layers are given, the model has {len(windows)}")
     return CacheSpec(
         model_name,
         kv_head_count=kv_heads,
@@ -99,8 +109,8 @@ def spec_of_config(
         head_dim=head_dim,
         value_dim=head_dim,
         layers=tuple(
-            LayerSpec(key_format, value_format, witness_bands, sliding_window=window)
-            for window in _windows(config)
+            dataclasses.replace(layer, sliding_window=window)
+            for layer, window in zip(layers, windows)
         ),
         rope_pairing="half_split",
         rotary_dim=head_dim,

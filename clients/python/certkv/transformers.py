@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
+from collections.abc import Sequence as AnySequence
 from typing import Any, Optional
 
 import numpy as np
@@ -29,6 +30,7 @@ from transformers.masking_utils import sdpa_mask
 from certkv._client import Client, Sequence
 from certkv._reads import CERTIFICATE_DTYPE, Attention
 from certkv._request import RiskSummary
+from certkv._spec import LayerSpec
 from certkv._transformers_attention import check_call, token_major
 from certkv._transformers_spec import MODEL_TYPES as MODEL_TYPES
 from certkv._transformers_spec import TESTED_VERSIONS as TESTED_VERSIONS
@@ -115,6 +117,9 @@ class CertifiedCache(Cache):
         model: loaded with attn_implementation="certkv", on the CPU, float16 or bfloat16.
         target: of the store, as for certkv.Client; "" = certkvd's default socket.
         key_format, value_format: how keys and values are stored, see certkv.LayerSpec.
+        layers: a LayerSpec of each layer, in place of key_format and value_format, such as
+            CacheSpec.from_file(...).layers of what `certkv calibrate` proposes. Windows are the
+            model's own.
         original_dtype: "float16" or "bfloat16": a float32 model's keys and values are rounded to
             it before they are used and stored; None = the model's own.
         request_id: the request at gate; None = a random one.
@@ -135,6 +140,7 @@ class CertifiedCache(Cache):
         *,
         key_format: str = "K8",
         value_format: str = "V4",
+        layers: Optional[AnySequence[LayerSpec]] = None,
         original_dtype: Optional[str] = None,
         request_id: Optional[str] = None,
         model_name: Optional[str] = None,
@@ -147,7 +153,7 @@ class CertifiedCache(Cache):
                 f"the model's attention is '{model.config._attn_implementation}'; load it with "
                 f"attn_implementation='{IMPLEMENTATION}'"
             )
-        self.spec = spec_of(model, key_format, value_format, model_name, original_dtype)
+        self.spec = spec_of(model, key_format, value_format, model_name, original_dtype, layers)
         super().__init__(layers=[_Layer(self, i) for i in range(len(self.spec.layers))])
         self._client = Client(self.spec, target, **(client_options or {}))
         try:
