@@ -12,7 +12,6 @@
 
 #include "absl/flags/flag.h"
 #include "absl/flags/parse.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
@@ -54,8 +53,8 @@ struct Coverage {
 
 // Does a query of the trace choose weights, instead of being measured?
 bool ChoosesWeights(int32_t query_index) {
-  constexpr int32_t kRun = 8;
-  return absl::GetFlag(FLAGS_weights_from).empty() && query_index / kRun % 2 == 0;
+  return absl::GetFlag(FLAGS_weights_from).empty() &&
+         !cli::IsHeldOut(cli::QueryRole::kSplit, query_index);
 }
 
 void AddReads(SequenceCase* sequence, const cli::Trace& trace, int32_t layer, int32_t kv_head,
@@ -87,40 +86,36 @@ void AddReads(SequenceCase* sequence, const cli::Trace& trace, int32_t layer, in
   }
 }
 
-// "K6V4w1c": the formats of the command line, and c where the witness has weights.
 struct Row {
   std::string name;
-  cli::FormatChoice choice;
-  bool is_weighted;
+  cli::WeightedFormat format;
 };
 
 absl::StatusOr<Row> ParseRow(const std::string& name) {
-  const bool is_weighted = absl::EndsWith(name, "c");
-  CERTKV_ASSIGN_OR_RETURN(const cli::FormatChoice choice,
-                          cli::ParseFormat(is_weighted ? name.substr(0, name.size() - 1) : name));
-  return Row{name, choice, is_weighted};
+  CERTKV_ASSIGN_OR_RETURN(const cli::WeightedFormat format, cli::ParseWeightedFormat(name));
+  return Row{name, format};
 }
 
-absl::StatusOr<std::vector<std::vector<float>>> WeightsOf(const cli::Trace& trace,
-                                                          const cli::FormatChoice& choice) {
+absl::StatusOr<cli::LayerWeights> WeightsOf(const cli::Trace& trace,
+                                            const cli::FormatChoice& choice) {
   const std::string path = absl::GetFlag(FLAGS_weights_from);
-  if (path.empty()) return cli::ChooseWeights(trace, choice, ChoosesWeights);
+  if (path.empty()) return cli::ChooseWeights({{&trace, ChoosesWeights}}, choice);
   CERTKV_ASSIGN_OR_RETURN(const auto other, cli::Trace::Open(path));
   if (other->layer_numbers() != trace.layer_numbers()) {
     return MakeError(absl::StatusCode::kInvalidArgument, "TRACE_INVALID",
                      absl::StrCat(path, " has other layers than the trace; record the same"));
   }
-  return cli::ChooseWeights(*other, choice, [](int32_t) { return true; });
+  return cli::ChooseWeights({{other.get(), [](int32_t) { return true; }}}, choice);
 }
 
 absl::StatusOr<nlohmann::json> Measure(const cli::Trace& trace, const Row& row) {
-  const cli::FormatChoice& choice = row.choice;
+  const cli::FormatChoice& choice = row.format.format;
   const std::string& format = row.name;
   const CacheSpec spec = trace.MakeSpec(choice);
   const int64_t stride = int64_t{spec.kv_head_count} * spec.head_dim;
   const std::vector<client::LayerKv> layers = trace.Layers();
-  std::vector<std::vector<float>> weights(trace.layer_count());
-  if (row.is_weighted) {
+  cli::LayerWeights weights(trace.layer_count());
+  if (row.format.is_weighted) {
     CERTKV_ASSIGN_OR_RETURN(weights, WeightsOf(trace, choice));
   }
   Coverage coverage;
@@ -129,7 +124,7 @@ absl::StatusOr<nlohmann::json> Measure(const cli::Trace& trace, const Row& row) 
     one.layers = {spec.layers[layer]};
     one.kv_head_count = 1;
     for (int32_t h = 0; h < spec.kv_head_count; ++h) {
-      if (row.is_weighted) {
+      if (row.format.is_weighted) {
         const auto begin = weights[layer].begin() + int64_t{h} * spec.head_dim;
         one.layers[0].witness_weights.assign(begin, begin + spec.head_dim);
       }

@@ -47,8 +47,11 @@ class MeasuredTrace {
   MeasuredTrace(const CalibrationTrace& trace, const Tolerances& tolerances)
       : trace_(*trace.trace), role_(trace.role), tolerances_(tolerances) {}
 
-  absl::Status Open(const client::Options& services, const FormatChoice& format) {
-    const CacheSpec spec = trace_.MakeSpec(format);
+  absl::Status Open(const client::Options& services, const Candidate& candidate) {
+    CacheSpec spec = trace_.MakeSpec(candidate.format);
+    for (size_t layer = 0; layer < candidate.weights.size(); ++layer) {
+      spec.layers[layer].witness_weights = candidate.weights[layer];
+    }
     client::Options options = services;
     options.worker_name = "certkv-calibrate";
     CERTKV_ASSIGN_OR_RETURN(worker_, client::Worker::Attach(options, spec));
@@ -111,12 +114,25 @@ class MeasuredTrace {
   std::unique_ptr<client::Attention> attention_;
 };
 
-CacheSpec OneLayer(const CacheSpec& spec, int32_t layer, const FormatChoice& format) {
+absl::StatusOr<LayerWeights> WeightsOf(absl::Span<const CalibrationTrace> traces,
+                                       const Candidate& candidate) {
+  if (!candidate.is_weighted) return LayerWeights();
+  std::vector<ChoosingTrace> choosing;
+  for (const CalibrationTrace& one : traces) {
+    const QueryRole role = one.role;
+    choosing.push_back({one.trace, [role](int32_t query) { return !IsHeldOut(role, query); }});
+  }
+  return ChooseWeights(choosing, candidate.format);
+}
+
+CacheSpec OneLayer(const CacheSpec& spec, int32_t layer, const Candidate& candidate) {
+  const FormatChoice& format = candidate.format;
   CacheSpec one = spec;
   one.layers = {spec.layers[layer]};
   one.layers[0].key_format = format.key_format;
   one.layers[0].value_format = format.value_format;
   one.layers[0].witness_bands = format.witness_bands;
+  if (!candidate.weights.empty()) one.layers[0].witness_weights = candidate.weights[layer];
   return one;
 }
 
@@ -129,8 +145,7 @@ LayerChoice ChooseLayer(const CacheSpec& spec, absl::Span<const Candidate> candi
     const LayerReads& reads = candidates[i].layers[layer];
     LayerChoice one;
     one.candidate = static_cast<int32_t>(i);
-    one.bytes_per_token =
-        BytesPerToken(OneLayer(spec, layer, candidates[i].format), SlabKind::kDevice);
+    one.bytes_per_token = BytesPerToken(OneLayer(spec, layer, candidates[i]), SlabKind::kDevice);
     const double coverage = Coverage(reads.choosing, limit);
     one.reaches_coverage = coverage >= terms.coverage;
     const bool is_smaller =
@@ -200,10 +215,11 @@ absl::Status Measure(absl::Span<const CalibrationTrace> traces, const client::Op
   const int32_t layer_count = traces[0].trace->layer_count();
   const auto total = static_cast<int64_t>(traces.size()) * layer_count;
   candidate->layers.assign(layer_count, {});
+  CERTKV_ASSIGN_OR_RETURN(candidate->weights, WeightsOf(traces, *candidate));
   int64_t done = 0;
   for (const CalibrationTrace& one : traces) {
     MeasuredTrace measured(one, tolerances);
-    absl::Status status = measured.Open(services, candidate->format);
+    absl::Status status = measured.Open(services, *candidate);
     for (int32_t layer = 0; status.ok() && layer < layer_count; ++layer) {
       status = measured.ReadLayer(layer, &candidate->layers[layer]);
       progress(++done, total);
@@ -227,7 +243,7 @@ Calibration Choose(const Trace& trace, std::vector<Candidate> candidates,
   for (int32_t layer = 0; layer < trace.layer_count(); ++layer) {
     const LayerChoice choice = ChooseLayer(calibration.spec, calibration.candidates, layer, terms);
     const Candidate& chosen = calibration.candidates[choice.candidate];
-    calibration.spec.layers[layer] = OneLayer(calibration.spec, layer, chosen.format).layers[0];
+    calibration.spec.layers[layer] = OneLayer(calibration.spec, layer, chosen).layers[0];
     const LayerReads& reads = chosen.layers[layer];
     calibration.choosing_reads += static_cast<int64_t>(reads.choosing.size());
     calibration.held_out_reads += static_cast<int64_t>(reads.held_out.size());

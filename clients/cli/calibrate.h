@@ -15,6 +15,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "clients/cli/trace.h"
+#include "clients/cli/witness_weights.h"
 #include "clients/cpp/options.h"
 #include "kernels/core/cache_spec.h"
 #include "kernels/core/policy.h"
@@ -46,9 +47,11 @@ struct LayerReads {
   std::vector<MeasuredRead> held_out;
 };
 struct Candidate {
-  std::string name;  // ParseFormat
+  std::string name;  // ParseWeightedFormat
   FormatChoice format;
   std::vector<LayerReads> layers;  // as in the traces
+  bool is_weighted = false;
+  LayerWeights weights = {};  // chosen by Measure; empty: none
 };
 
 // Share of reads that are covered; 0 of none.
@@ -95,7 +98,8 @@ struct Calibration {
 // Reads done and to do.
 using CalibrationProgress = std::function<void(int64_t, int64_t)>;
 
-// Reads every trace from the servers of `services` in the format of `candidate`.
+// Reads every trace from the servers of `services` in the format of `candidate`, whose weights are
+// chosen first, where it has some, from the queries that choose.
 // Errors: InvalidArgument [TRACE_INVALID], the traces are of different models, or of too few
 //         queries for a part of the split; those of the services, naming the format.
 absl::Status Measure(absl::Span<const CalibrationTrace> traces, const client::Options& services,

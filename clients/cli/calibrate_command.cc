@@ -43,7 +43,9 @@ absl::StatusOr<std::vector<Candidate>> ParseCandidates(const std::string& format
   for (const absl::string_view name : absl::StrSplit(formats, ',')) {
     Candidate candidate;
     candidate.name = std::string(name);
-    CERTKV_ASSIGN_OR_RETURN(candidate.format, ParseFormat(name));
+    CERTKV_ASSIGN_OR_RETURN(const WeightedFormat parsed, ParseWeightedFormat(name));
+    candidate.format = parsed.format;
+    candidate.is_weighted = parsed.is_weighted;
     candidates.push_back(std::move(candidate));
   }
   return candidates;

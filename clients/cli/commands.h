@@ -119,8 +119,9 @@ struct CalibrateOptions {
   std::vector<std::string> traces;    // their queries choose
   std::vector<std::string> held_out;  // their queries tell what to expect; none = traces are split
   std::string formats =
-      "K8V8,K8V4,K8V8w1,K8V4w1,K8V8w4,K8V4w4,K6V8,K6V4,K6V8w1,K6V4w1,K6V8w4,K6V4w4,K4V8,K4V4,"
-      "K4V8w1,K4V4w1,K4V8w4,K4V4w4";
+      "K8V8,K8V4,K8V8w1c,K8V4w1c,K8V8w4c,K8V4w4c,K6V8,K6V4,K6V8w1c,K6V4w1c,K6V8w4c,K6V4w4c,K4V8,"
+      "K4V4,"
+      "K4V8w1c,K4V4w1c,K4V8w4c,K4V4w4c";
   float tv_tolerance = -1;     // < 0 = the default policy's
   float value_tolerance = -1;  // the same
   double coverage = 0.95;      // of reads, in each layer

@@ -1,9 +1,10 @@
 #include "clients/cli/witness_weights.h"
 
 #include <cmath>
-#include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 #include "kernels/bounds/witness_weights.h"
 #include "kernels/core/half.h"
 #include "kernels/core/status.h"
@@ -11,10 +12,6 @@
 
 namespace certkv::cli {
 namespace {
-
-absl::Status Invalid(const std::string& message) {
-  return MakeError(absl::StatusCode::kInvalidArgument, "TRACE_INVALID", message);
-}
 
 // Root mean squares by channel.
 class ChannelRms {
@@ -39,14 +36,12 @@ struct alignas(64) Line {
   uint8_t bytes[64];
 };
 
-// Of k - k^ over the whole tiles of one KV head's keys.
-absl::StatusOr<std::vector<double>> ResidualRms(const CacheSpec& spec, int32_t layer,
-                                                const client::LayerKv& originals, int32_t kv_head,
-                                                int32_t tile_count) {
+// Adds k - k^ over the whole tiles of one KV head's keys.
+absl::Status AddResiduals(const CacheSpec& spec, int32_t layer, const client::LayerKv& originals,
+                          int32_t kv_head, int32_t tile_count, ChannelRms* rms) {
   const TileLayout layout = MakeTileLayout(spec, layer);
   std::vector<Line> record(static_cast<size_t>(layout.tile_bytes() / 64));
   std::vector<float> decoded(static_cast<size_t>(kTileTokens) * spec.head_dim);
-  ChannelRms rms(spec.head_dim);
   QuantizeTileArgs args{};
   args.spec = &spec;
   args.layer = layer;
@@ -66,62 +61,91 @@ absl::StatusOr<std::vector<double>> ResidualRms(const CacheSpec& spec, int32_t l
     for (int t = 0; t < kTileTokens; ++t) {
       for (int32_t i = 0; i < spec.head_dim; ++i) {
         const float key = OriginalToFloat(spec.original_dtype, args.keys[t * args.key_stride + i]);
-        rms.Add(i, double{key} - decoded[static_cast<size_t>(t) * spec.head_dim + i]);
+        rms->Add(i, double{key} - decoded[static_cast<size_t>(t) * spec.head_dim + i]);
       }
-      rms.EndRow();
+      rms->EndRow();
     }
   }
-  return rms.Values();
+  return absl::OkStatus();
 }
 
-// Of the queries of one KV head's group, each divided by its norm.
-std::vector<double> QueryRms(const CacheSpec& spec, int32_t kv_head,
-                             const std::vector<std::vector<float>>& queries) {
-  ChannelRms rms(spec.head_dim);
-  for (const std::vector<float>& heads : queries) {
-    for (int32_t g = 0; g < spec.group_size; ++g) {
-      const float* query = heads.data() + (int64_t{kv_head} * spec.group_size + g) * spec.head_dim;
-      double square = 0;
-      for (int32_t i = 0; i < spec.head_dim; ++i) square += double{query[i]} * query[i];
-      if (!(square > 0)) continue;
-      for (int32_t i = 0; i < spec.head_dim; ++i) rms.Add(i, query[i] / std::sqrt(square));
-      rms.EndRow();
+// Adds the queries of one KV head's group, each divided by its norm. `heads`: [query_heads][d].
+void AddQueries(const CacheSpec& spec, int32_t kv_head, const std::vector<float>& heads,
+                ChannelRms* rms) {
+  for (int32_t g = 0; g < spec.group_size; ++g) {
+    const float* query = heads.data() + (int64_t{kv_head} * spec.group_size + g) * spec.head_dim;
+    double square = 0;
+    for (int32_t i = 0; i < spec.head_dim; ++i) square += double{query[i]} * query[i];
+    if (!(square > 0)) continue;
+    for (int32_t i = 0; i < spec.head_dim; ++i) rms->Add(i, query[i] / std::sqrt(square));
+    rms->EndRow();
+  }
+}
+
+// The queries of a trace that choose.
+std::vector<int32_t> ChoosingQueries(const ChoosingTrace& one) {
+  std::vector<int32_t> chosen;
+  for (int32_t i = 0; i < one.trace->query_count(); ++i) {
+    if (one.chooses(i)) chosen.push_back(i);
+  }
+  return chosen;
+}
+
+absl::Status CheckTraces(absl::Span<const ChoosingTrace> traces) {
+  for (const ChoosingTrace& one : traces) {
+    if (one.trace->token_count() >= kTileTokens && !ChoosingQueries(one).empty()) {
+      return absl::OkStatus();
     }
   }
-  return rms.Values();
+  return MakeError(absl::StatusCode::kInvalidArgument, "TRACE_INVALID",
+                   absl::StrCat("none of ", traces.size(), " traces has ", kTileTokens,
+                                " tokens and a query that chooses; weights can't be chosen"));
+}
+
+// Of one layer and KV head.
+absl::StatusOr<std::vector<float>> ChooseForHead(absl::Span<const ChoosingTrace> traces,
+                                                 const FormatChoice& format, int32_t layer,
+                                                 int32_t kv_head) {
+  const CacheSpec spec = traces[0].trace->MakeSpec(format);
+  ChannelRms queries(spec.head_dim);
+  ChannelRms residuals(spec.head_dim);
+  for (const ChoosingTrace& one : traces) {
+    const std::vector<int32_t> chosen = ChoosingQueries(one);
+    if (chosen.empty()) continue;
+    for (const int32_t i : chosen) {
+      AddQueries(spec, kv_head, one.trace->Queries(layer, i), &queries);
+    }
+    const client::LayerKv originals = one.trace->Layers()[layer];
+    CERTKV_RETURN_IF_ERROR(AddResiduals(spec, layer, originals, kv_head,
+                                        one.trace->token_count() / kTileTokens, &residuals));
+  }
+  return ChooseWitnessWeights(queries.Values(), residuals.Values());
 }
 
 }  // namespace
 
-absl::StatusOr<std::vector<std::vector<float>>> ChooseWeights(
-    const Trace& trace, const FormatChoice& format, const std::function<bool(int32_t)>& chooses) {
-  const CacheSpec spec = trace.MakeSpec(format);
-  const int32_t tile_count = trace.token_count() / kTileTokens;
-  if (tile_count == 0) {
-    return Invalid(absl::StrCat("the trace has ", trace.token_count(), " tokens, must have ",
-                                kTileTokens, " at least to choose weights from"));
-  }
-  std::vector<int32_t> chosen;
-  for (int32_t i = 0; i < trace.query_count(); ++i) {
-    if (chooses(i)) chosen.push_back(i);
-  }
-  if (chosen.empty()) {
-    return Invalid(absl::StrCat("none of the trace's ", trace.query_count(),
-                                " queries is there to choose weights from"));
-  }
-  const std::vector<client::LayerKv> originals = trace.Layers();
-  std::vector<std::vector<float>> weights(trace.layer_count());
-  for (int32_t layer = 0; layer < trace.layer_count(); ++layer) {
-    std::vector<std::vector<float>> queries;
-    for (const int32_t i : chosen) queries.push_back(trace.Queries(layer, i));
+absl::StatusOr<WeightedFormat> ParseWeightedFormat(absl::string_view name) {
+  absl::string_view plain = name;
+  const bool is_weighted = absl::ConsumeSuffix(&plain, "c");
+  CERTKV_ASSIGN_OR_RETURN(const FormatChoice format, ParseFormat(plain));
+  if (!is_weighted || format.witness_bands > 0) return WeightedFormat{format, is_weighted};
+  return MakeError(absl::StatusCode::kInvalidArgument, "FORMAT_UNKNOWN",
+                   absl::StrCat("format ", name, " has weights (c) and no witness; write ", plain,
+                                ", or bands before the c as in K6V4w1c"));
+}
+
+absl::StatusOr<LayerWeights> ChooseWeights(absl::Span<const ChoosingTrace> traces,
+                                           const FormatChoice& format) {
+  CERTKV_RETURN_IF_ERROR(CheckTraces(traces));
+  const CacheSpec spec = traces[0].trace->MakeSpec(format);
+  LayerWeights weights(spec.layers.size());
+  for (int32_t layer = 0; layer < spec.layer_count(); ++layer) {
     for (int32_t h = 0; h < spec.kv_head_count; ++h) {
-      const auto residual_rms = ResidualRms(spec, layer, originals[layer], h, tile_count);
-      if (!residual_rms.ok()) {
-        return WithContext(residual_rms.status(), absl::StrCat("layer ", layer, ", KV head ", h));
+      const auto one = ChooseForHead(traces, format, layer, h);
+      if (!one.ok()) {
+        return WithContext(one.status(), absl::StrCat("layer ", layer, ", KV head ", h));
       }
-      const std::vector<float> one =
-          ChooseWitnessWeights(QueryRms(spec, h, queries), *residual_rms);
-      weights[layer].insert(weights[layer].end(), one.begin(), one.end());
+      weights[layer].insert(weights[layer].end(), one->begin(), one->end());
     }
   }
   return weights;

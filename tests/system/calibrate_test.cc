@@ -46,7 +46,7 @@ class CalibrateTest : public ::testing::Test {
 
 TEST_F(CalibrateTest, AServerCoversTheHeldOutReadsAsExpected) {
   const RunResult run =
-      Calibrate(absl::StrCat("--formats K8V4,K6V4,K6V4w1,K4V4 --spec ", Path("spec.json"),
+      Calibrate(absl::StrCat("--formats K8V4,K6V4w1,K6V4w1c,K4V4 --spec ", Path("spec.json"),
                              " --policy ", Path("policy.json"), " --svg ", Path("c.svg")));
   ASSERT_EQ(run.exit_code, 0) << run.errors;
   const json expected = json::parse(run.output);
@@ -86,6 +86,20 @@ TEST_F(CalibrateTest, AServerCoversTheHeldOutReadsAsExpected) {
     some_were_repaired |= covered[layer] < 32 * 9;
   }
   EXPECT_TRUE(some_were_repaired) << "the tolerances were tightened";
+
+  // Weights cover more at the same bytes, so wherever K6V4 is enough it has them; they are in the
+  // spec, and so in what the server did.
+  EXPECT_GT(expected["candidates"][2]["held_out_coverage"].get<double>(),
+            expected["candidates"][1]["held_out_coverage"].get<double>() + 0.03);
+  std::ifstream spec_file(Path("spec.json"));
+  const json spec = json::parse(spec_file);
+  int weighted = 0;
+  for (int layer = 0; layer < 4; ++layer) {
+    const bool has_weights = expected["layers"][layer]["format"] == "K6V4w1c";
+    weighted += has_weights ? 1 : 0;
+    EXPECT_EQ(spec["layers"][layer]["witness_weights"].size(), has_weights ? 3 * 64 : 0);
+  }
+  EXPECT_GT(weighted, 0);
 }
 
 TEST_F(CalibrateTest, HeldOutTracesTellWhatToExpect) {
@@ -106,6 +120,7 @@ TEST_F(CalibrateTest, WrongInputIsNamed) {
   EXPECT_EQ(RunCli("calibrate").exit_code, 2);
   EXPECT_EQ(Calibrate("--coverage 0").exit_code, 2);
   EXPECT_THAT(Calibrate("--formats K8V4,K7V4").errors, HasSubstr("[FORMAT_UNKNOWN]"));
+  EXPECT_THAT(Calibrate("--formats K8V4c").errors, HasSubstr("[FORMAT_UNKNOWN]"));
   EXPECT_THAT(RunCli("calibrate /nowhere").errors, HasSubstr("[FILE_NOT_FOUND]"));
   EXPECT_THAT(Calibrate("--formats K8V4 --spec /nowhere/spec.json").errors,
               HasSubstr("[FILE_NOT_WRITTEN]"));
