@@ -126,6 +126,9 @@ typedef struct certkv_layer_spec {
   int32_t witness_bands;   // 0, 1 or 4 bytes per token; FP8_E4M3 needs 4
   int32_t sliding_window;  // tokens that a query sees, itself included; 0 = all
   float fp8_key_scale;     // FP8_E4M3 alone, > 0; 0 = 1
+  // Weights of channels in the token witness, [kv_head_count][head_dim], each in [1/256, 256]; any
+  // are sound, those made from a model's queries tighten bounds. Needs witness_bands; NULL = all 1.
+  const float* witness_weights;
 } certkv_layer_spec;
 
 // Geometry and numerics of one model's cache. Workers with equal specs share blocks.

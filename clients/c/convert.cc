@@ -25,7 +25,15 @@ Enum EnumOf(int32_t number, Enum fallback) {
   return static_cast<Enum>(number > 0 && number < 255 ? number : 255);
 }
 
-absl::StatusOr<LayerSpec> LayerOf(const certkv_layer_spec* layer, int32_t index) {
+// Witness weights of a layer; 0 where the geometry is not valid, which ValidateCacheSpec says.
+int64_t WeightCount(const certkv_cache_spec& spec) {
+  const bool is_valid = spec.kv_head_count >= 1 && spec.kv_head_count <= kKvHeadsMax &&
+                        spec.head_dim >= 1 && spec.head_dim <= kHeadDimMax;
+  return is_valid ? int64_t{spec.kv_head_count} * spec.head_dim : 0;
+}
+
+absl::StatusOr<LayerSpec> LayerOf(const certkv_layer_spec* layer, int32_t index,
+                                  int64_t weight_count) {
   CERTKV_ASSIGN_OR_RETURN(const certkv_layer_spec in,
                           ReadStruct(layer, absl::StrCat("layers[", index, "]")));
   LayerSpec out;
@@ -34,6 +42,9 @@ absl::StatusOr<LayerSpec> LayerOf(const certkv_layer_spec* layer, int32_t index)
   out.witness_bands = in.witness_bands;
   out.sliding_window = in.sliding_window;
   out.fp8_key_scale = Or(in.fp8_key_scale, out.fp8_key_scale);
+  if (in.witness_weights != nullptr) {
+    out.witness_weights.assign(in.witness_weights, in.witness_weights + weight_count);
+  }
   return out;
 }
 
@@ -86,7 +97,7 @@ absl::StatusOr<CacheSpec> SpecOf(const certkv_cache_spec* spec) {
   out.layers.resize(in.layer_count);
   for (int32_t i = 0; in.layers != nullptr && i < in.layer_count; ++i) {
     const certkv_layer_spec* layer = ElementAt(in.layers, in.layers->struct_size, i);
-    CERTKV_ASSIGN_OR_RETURN(out.layers[i], LayerOf(layer, i));
+    CERTKV_ASSIGN_OR_RETURN(out.layers[i], LayerOf(layer, i, WeightCount(in)));
   }
   CERTKV_RETURN_IF_ERROR(ValidateCacheSpec(out));
   return out;

@@ -92,13 +92,16 @@ TEST(ConvertTest, ASpecWithoutLayersHasDefaultFormatsEverywhere) {
 }
 
 TEST(ConvertTest, EveryFieldOfASpecArrives) {
+  std::vector<float> weights(4 * 128, 0.5f);
+  weights.back() = 2.0f;
   certkv_layer_spec layers[2] = {{.struct_size = sizeof(certkv_layer_spec)},
                                  {.struct_size = sizeof(certkv_layer_spec),
                                   .key_format = CERTKV_KEY_FP8_E4M3,
                                   .value_format = CERTKV_VALUE_V8,
                                   .witness_bands = 4,
                                   .sliding_window = 128,
-                                  .fp8_key_scale = 0.5f}};
+                                  .fp8_key_scale = 0.5f,
+                                  .witness_weights = weights.data()}};
   const certkv_cache_spec spec = {.struct_size = sizeof(spec),
                                   .model = "m",
                                   .layers = layers,
@@ -130,8 +133,25 @@ TEST(ConvertTest, EveryFieldOfASpecArrives) {
   expected.soft_cap = 50.0f;
   expected.original_dtype = OriginalDtype::kBf16;
   expected.layers.resize(2);
-  expected.layers[1] = {KeyFormat::kFp8E4m3, ValueFormat::kV8, 4, 0.5f, 128};
+  expected.layers[1] = {KeyFormat::kFp8E4m3, ValueFormat::kV8, 4, 0.5f, 128, weights};
   EXPECT_EQ(DigestCacheSpec(*converted), DigestCacheSpec(expected));
+}
+
+// A caller of before there were weights: what lies behind its struct is not the library's.
+TEST(ConvertTest, ALayerSpecOfTheFirstVersionHasNoWeights) {
+  const std::vector<float> weights(2 * 80, 0.0f);  // not valid, if anybody looked
+  certkv_layer_spec layer = {.struct_size = offsetof(certkv_layer_spec, witness_weights),
+                             .key_format = CERTKV_KEY_K6,
+                             .witness_bands = 1,
+                             .witness_weights = weights.data()};
+  certkv_cache_spec spec = SmallSpec();
+  spec.layers = &layer;
+  spec.layer_count = 1;
+  const auto converted = SpecOf(&spec);
+  ASSERT_TRUE(converted.ok()) << converted.status();
+  EXPECT_TRUE(converted->layers[0].witness_weights.empty());
+  layer.struct_size = sizeof(layer);
+  EXPECT_EQ(ReasonOf(SpecOf(&spec).status()), "CACHE_SPEC_INVALID");
 }
 
 TEST(ConvertTest, SpecsThatAreWrongAreRefusedByName) {
