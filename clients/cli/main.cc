@@ -243,7 +243,9 @@ void AddCalibrate(CLI::App& app, Parsed& parsed) {
   command->add_option("--held-out", options.held_out,
                       "Traces whose queries tell what to expect, and don't choose; without them "
                       "the queries of the others are split");
-  command->add_option("--formats", options.formats, "Candidates, with commas between")
+  command
+      ->add_option("--formats", options.formats,
+                   "Candidates, with commas between; w1 or w4: bands of a witness, c: with weights")
       ->capture_default_str();
   command->add_option("--tv-tolerance", options.tv_tolerance, "The loosest, in [0, 1]")
       ->check(CLI::Range(0.0, 1.0));

@@ -1,6 +1,7 @@
 #include "clients/cli/witness_weights.h"
 
 #include <cmath>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -102,24 +103,32 @@ absl::Status CheckTraces(absl::Span<const ChoosingTrace> traces) {
                                 " tokens and a query that chooses; weights can't be chosen"));
 }
 
-// Of one layer and KV head.
-absl::StatusOr<std::vector<float>> ChooseForHead(absl::Span<const ChoosingTrace> traces,
-                                                 const FormatChoice& format, int32_t layer,
-                                                 int32_t kv_head) {
-  const CacheSpec spec = traces[0].trace->MakeSpec(format);
-  ChannelRms queries(spec.head_dim);
-  ChannelRms residuals(spec.head_dim);
+// Of one layer, by KV head.
+absl::StatusOr<std::vector<float>> ChooseForLayer(absl::Span<const ChoosingTrace> traces,
+                                                  const CacheSpec& spec, int32_t layer) {
+  std::vector<ChannelRms> queries(spec.kv_head_count, ChannelRms(spec.head_dim));
+  std::vector<ChannelRms> residuals = queries;
   for (const ChoosingTrace& one : traces) {
     const std::vector<int32_t> chosen = ChoosingQueries(one);
     if (chosen.empty()) continue;
     for (const int32_t i : chosen) {
-      AddQueries(spec, kv_head, one.trace->Queries(layer, i), &queries);
+      const std::vector<float> heads = one.trace->Queries(layer, i);
+      for (int32_t h = 0; h < spec.kv_head_count; ++h) AddQueries(spec, h, heads, &queries[h]);
     }
     const client::LayerKv originals = one.trace->Layers()[layer];
-    CERTKV_RETURN_IF_ERROR(AddResiduals(spec, layer, originals, kv_head,
-                                        one.trace->token_count() / kTileTokens, &residuals));
+    for (int32_t h = 0; h < spec.kv_head_count; ++h) {
+      const absl::Status status = AddResiduals(
+          spec, layer, originals, h, one.trace->token_count() / kTileTokens, &residuals[h]);
+      if (!status.ok()) return WithContext(status, absl::StrCat("layer ", layer, ", KV head ", h));
+    }
   }
-  return ChooseWitnessWeights(queries.Values(), residuals.Values());
+  std::vector<float> weights;
+  for (int32_t h = 0; h < spec.kv_head_count; ++h) {
+    const std::vector<float> of_head =
+        ChooseWitnessWeights(queries[h].Values(), residuals[h].Values());
+    weights.insert(weights.end(), of_head.begin(), of_head.end());
+  }
+  return weights;
 }
 
 }  // namespace
@@ -138,15 +147,10 @@ absl::StatusOr<LayerWeights> ChooseWeights(absl::Span<const ChoosingTrace> trace
                                            const FormatChoice& format) {
   CERTKV_RETURN_IF_ERROR(CheckTraces(traces));
   const CacheSpec spec = traces[0].trace->MakeSpec(format);
-  LayerWeights weights(spec.layers.size());
+  LayerWeights weights;
   for (int32_t layer = 0; layer < spec.layer_count(); ++layer) {
-    for (int32_t h = 0; h < spec.kv_head_count; ++h) {
-      const auto one = ChooseForHead(traces, format, layer, h);
-      if (!one.ok()) {
-        return WithContext(one.status(), absl::StrCat("layer ", layer, ", KV head ", h));
-      }
-      weights[layer].insert(weights[layer].end(), one->begin(), one->end());
-    }
+    CERTKV_ASSIGN_OR_RETURN(std::vector<float> of_layer, ChooseForLayer(traces, spec, layer));
+    weights.push_back(std::move(of_layer));
   }
   return weights;
 }

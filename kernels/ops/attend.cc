@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/core/status.h"
@@ -109,18 +108,6 @@ absl::Status CheckSources(const AttendArgs& args, int64_t tile) {
   return absl::OkStatus();
 }
 
-// The witness says what its weights made of it: with others, it proves nothing.
-absl::Status CheckWeights(const AttendArgs& args, uint32_t expected, int64_t tile) {
-  TileHeader header;
-  std::memcpy(&header, args.tiles[tile].scan, sizeof(header));
-  if (!args.layout->has_witness_weights || header.key_check == expected) return absl::OkStatus();
-  return MakeError(absl::StatusCode::kDataLoss, "TILE_FORMAT_MISMATCH",
-                   absl::StrCat("tile ", tile, ": tile header field key_check is ",
-                                header.key_check, ", must be ", expected,
-                                " of the KV head's witness weights; it was sealed "
-                                "with other weights, seal the block again"));
-}
-
 absl::Status CheckTiles(const AttendArgs& args) {
   const uint32_t weights_check =
       args.layout->has_witness_weights
@@ -139,9 +126,11 @@ absl::Status CheckTiles(const AttendArgs& args) {
                        " bytes");
       }
     }
-    const absl::Status status = CheckTile(*args.layout, data.scan);
+    absl::Status status = CheckTile(*args.layout, data.scan);
+    if (status.ok() && args.layout->has_witness_weights) {
+      status = CheckTileWeights(data.scan, weights_check);
+    }
     if (!status.ok()) return WithContext(status, absl::StrCat("tile ", tile));
-    CERTKV_RETURN_IF_ERROR(CheckWeights(args, weights_check, tile));
     CERTKV_RETURN_IF_ERROR(CheckSources(args, tile));
   }
   return absl::OkStatus();

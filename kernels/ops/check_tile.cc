@@ -93,6 +93,14 @@ absl::Status CheckTile(const TileLayout& layout, const uint8_t* scan) {
   return CheckBounds(layout, header);
 }
 
+absl::Status CheckTileWeights(const uint8_t* scan, uint32_t weights_check) {
+  TileHeader header;
+  std::memcpy(&header, scan, sizeof(header));
+  if (header.key_check == weights_check) return absl::OkStatus();
+  return Mismatch("key_check", header.key_check,
+                  absl::StrCat(weights_check, ", that of the KV head's witness weights"));
+}
+
 absl::Status VerifyTile(const TileLayout& layout, const uint8_t* scan, const uint8_t* detail,
                         const uint16_t* keys, const uint16_t* values) {
   CERTKV_RETURN_IF_ERROR(CheckTile(layout, scan));

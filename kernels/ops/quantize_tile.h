@@ -49,9 +49,14 @@ absl::Status DequantizeTile(const TileLayout& layout, const uint8_t* scan, const
 
 // Is this a tile of that layout? Checks magic, version, formats, witness bands, that no bound is
 // NaN or negative, of K8D that it was made with the layout's dither_secret, and of a layout with
-// witness weights that it was made with some (Attend checks with which). O(1).
+// witness weights that it was made with some (CheckTileWeights: with which). O(1).
 // Errors: DataLoss [TILE_FORMAT_MISMATCH], naming the field, the value seen and the expected one.
 absl::Status CheckTile(const TileLayout& layout, const uint8_t* scan);
+
+// Was a tile of a layout with witness weights made with those of which WitnessWeightsCheck is
+// `weights_check`? With others its witnesses prove nothing. O(1).
+// Errors: as CheckTile.
+absl::Status CheckTileWeights(const uint8_t* scan, uint32_t weights_check);
 
 // Recomputes the checksums and compares them with the header. `keys` and `values` are the originals
 // [64][d], [64][d_v], contiguous; null skips their check.

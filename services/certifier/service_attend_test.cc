@@ -164,7 +164,6 @@ TEST_F(ServiceTest, LimitsStreams) {
   EXPECT_TRUE(stream->Finish().ok());
 }
 
-// 128 query heads with 128 channels: an answer has 64 KiB of outputs.
 TEST_F(ServiceTest, TellsHowLongThreadsAreBusyAndMessagesWait) {
   absl::Notification go;
   std::atomic<int> started{0};
@@ -202,6 +201,7 @@ TEST_F(ServiceTest, TellsHowLongThreadsAreBusyAndMessagesWait) {
   EXPECT_LE(queue.sum, 0.6) << "the first two did not wait";
 }
 
+// 128 query heads with 128 channels: an answer has 64 KiB of outputs.
 class WideServiceTest : public ServiceTest {
  protected:
   WideServiceTest() : ServiceTest(SmallSpec(1, 8, 16, 128)) {}
