@@ -56,7 +56,7 @@ constexpr MetricInfo kInfos[] = {
      "Blocks of the disk tier whose index was read so far while the store opens and serves "
      "nothing; 0 once it is open; only with a disk tier"},
     {"certkv_kvstore_disk_opening_bytes", MetricKind::kGauge, "", "Their bytes"},
-    {"certkv_kvstore_disk_open_total", MetricKind::kGauge, "",
+    {"certkv_kvstore_disk_open_info", MetricKind::kGauge, "",
      "1 when the disk tier is open, 0 while its index is read and the store serves nothing"},
     {"certkv_kvstore_disk_blocks_total", MetricKind::kCounter, "event",
      "Blocks of the disk tier: written, read, expired, over_quota (of their tenant), refused (a "
@@ -218,7 +218,7 @@ void CollectStoreMetrics(const StoreStats& stats, MetricSink* sink) {
   const SpillProgress progress = spill.opening ? spill.progress : SpillProgress{};
   sink->Add("certkv_kvstore_disk_opening_blocks", static_cast<double>(progress.blocks));
   sink->Add("certkv_kvstore_disk_opening_bytes", static_cast<double>(progress.bytes));
-  sink->Add("certkv_kvstore_disk_open_total", spill.opening ? 0 : 1);
+  sink->Add("certkv_kvstore_disk_open_info", spill.opening ? 0 : 1);
   const std::pair<const char*, int64_t> disk[] = {
       {"written", spill.blocks_written},  {"read", spill.blocks_read},
       {"expired", spill.blocks_expired},  {"over_quota", spill.blocks_over_quota},

@@ -178,7 +178,7 @@ TEST_F(ServiceOpeningTest, SaysHowFarItIsAndServesNothingUntilItIsOpen) {
   EXPECT_EQ(DiskStats().blocks(), 2048);
   EXPECT_EQ(DiskStats().bytes(), 20480);
   EXPECT_THAT(Metrics(), HasSubstr("certkv_kvstore_disk_opening_blocks 2048"));
-  EXPECT_THAT(Metrics(), HasSubstr("certkv_kvstore_disk_open_total 0"));
+  EXPECT_THAT(Metrics(), HasSubstr("certkv_kvstore_disk_open_info 0"));
   EXPECT_FALSE(ready_.HasBeenNotified());
   LetGoOn();
   ready_.WaitForNotification();
@@ -186,7 +186,7 @@ TEST_F(ServiceOpeningTest, SaysHowFarItIsAndServesNothingUntilItIsOpen) {
   EXPECT_EQ(DiskStats().state(), kvstore::v1::SPILL_STATE_WORKS);
   EXPECT_EQ(DiskStats().blocks(), kBlocks);
   EXPECT_THAT(Metrics(), HasSubstr("certkv_kvstore_disk_opening_blocks 0"));
-  EXPECT_THAT(Metrics(), HasSubstr("certkv_kvstore_disk_open_total 1"));
+  EXPECT_THAT(Metrics(), HasSubstr("certkv_kvstore_disk_open_info 1"));
 }
 
 TEST_F(ServiceOpeningTest, StopsWhileItOpens) {

@@ -18,6 +18,8 @@ class EtcdServer {
 
   pid_t pid() const { return process_.pid(); }
   uint16_t port() const { return port_; }
+  // A fresh one, which goes with it.
+  const std::string& directory() const { return process_.directory(); }
   std::string endpoint() const { return absl::StrCat("127.0.0.1:", port_); }
 
   void Start() {

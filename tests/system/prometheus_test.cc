@@ -21,6 +21,8 @@
 #include "absl/strings/strip.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "kernels/core/slab_layout.h"
+#include "tests/support/etcd_server.h"
 #include "tests/support/http_client.h"
 #include "tests/system/system_fixture.h"
 
@@ -38,7 +40,7 @@ const std::set<std::string> kAbsent = {
     "certkv_certifier_errors_total",          "certkv_kvstore_cluster_blocks_total",
     "certkv_kvstore_cluster_lookups_total",   "certkv_kvstore_cluster_nodes_total",
     "certkv_kvstore_cluster_registered_info", "certkv_kvstore_cluster_watching_info",
-    "certkv_kvstore_disk_blocks_total",       "certkv_kvstore_disk_open_total",
+    "certkv_kvstore_disk_blocks_total",       "certkv_kvstore_disk_open_info",
     "certkv_kvstore_disk_opening_blocks",     "certkv_kvstore_disk_opening_bytes",
     "certkv_kvstore_tenant_disk_bytes",       "certkv_kvstore_tenant_disk_limit_bytes"};
 
@@ -129,6 +131,35 @@ class PrometheusTest : public SystemTest {
     }
     EXPECT_GT(query_count, 25);
   }
+  // Queries of the dashboard that name what is absent without a disk or other nodes.
+  static std::set<std::string> QueriesOfDiskAndNodes() {
+    const json dashboard = json::parse(ReadFile("deploy/grafana/certkv.json"));
+    std::set<std::string> queries;
+    for (const json& panel : dashboard["panels"]) {
+      for (const json& target : panel.value("targets", json::array())) {
+        const std::string written = target["expr"];
+        for (const std::string& name : MetricNamesIn(written)) {
+          if (name != "certkv_certifier_errors_total" && kAbsent.count(name) > 0) {
+            queries.insert(absl::StrReplaceAll(written, {{"$__rate_interval", "1m"}}));
+          }
+        }
+      }
+    }
+    return queries;
+  }
+  // A node of a cluster whose memory is for 24 blocks and whose disk has the rest.
+  static std::string NodeYaml(const EtcdServer& etcd, const std::string& node,
+                              const std::string& disk, uint16_t http_port) {
+    const std::string bulk = absl::StrCat("127.0.0.1:", UnusedPort());
+    const auto bytes = [](SlabKind kind) { return SlabLayout(SmallSpec(), kind, 24).slab_bytes(); };
+    return absl::StrCat("server:\n  tcp_security: insecure\n  http_address: 127.0.0.1:", http_port,
+                        "\nkvstore:\n  device_memory: ", bytes(SlabKind::kDevice),
+                        "\n  backing_memory: ", bytes(SlabKind::kBacking),
+                        "\n  spill_directory: ", disk, "\n  bulk_address: ", bulk,
+                        "\nkvstore_tenants:\n  - {tenant: acme, spill_limit: 1GiB}\n",
+                        "cluster:\n  etcd: ", etcd.endpoint(), "\n  node: ", node,
+                        "\n  target: ", node, ":1\n  bulk_target: ", bulk, "\n");
+  }
   // A worker of tenant "acme" that has put `data`.
   std::unique_ptr<client::Worker> PutAsTenant(const TestSequence& data) {
     client::Options options = cluster_->options();
@@ -203,6 +234,47 @@ TEST_P(PrometheusTest, EveryQueryOfDashboardAndRulesFindsItsData) {
   CheckDashboard();
   CheckRules();
   ASSERT_TRUE(prometheus_->Stop().ok());
+}
+
+TEST_P(PrometheusTest, QueriesOfDiskAndNodesFindTheirDataWhereThereAreBoth) {
+  if (!std::filesystem::exists(kPrometheus)) GTEST_SKIP() << "needs Debian's prometheus";
+  EtcdServer etcd;
+  http_port_ = FreePort();
+  StartCluster(NodeYaml(etcd, "here", etcd.directory() + "/here", http_port_));
+  ASSERT_NE(cluster_, nullptr);
+  const auto other =
+      Cluster::Start(GetParam(), NodeYaml(etcd, "there", etcd.directory() + "/there", FreePort()));
+  ASSERT_TRUE(other.ok()) << other.status();
+  StartPrometheus();
+  client::Options options = (*other)->options();
+  options.tenant = "acme";
+  const auto writer = client::Worker::Attach(options, SmallSpec());
+  ASSERT_TRUE(writer.ok()) << writer.status();
+  options = cluster_->options();
+  options.tenant = "acme";
+  const auto reader = client::Worker::Attach(options, SmallSpec());
+  ASSERT_TRUE(reader.ok()) << reader.status();
+
+  std::set<std::string> queries = QueriesOfDiskAndNodes();
+  EXPECT_GE(queries.size(), 9u);
+  // Sequences go on to be written there and found here until Prometheus has seen it, in memory
+  // that has room for a few: the other node owns some of their chains.
+  const absl::Time deadline = absl::Now() + absl::Seconds(120);
+  queries.insert("sum(certkv_kvstore_cluster_blocks_total) > 0");
+  queries.insert("sum(certkv_kvstore_bulk_bytes_total{direction=\"received\"}) > 0");
+  queries.insert("sum(certkv_kvstore_disk_blocks_total{event=\"written\"}) > 0");
+  for (uint32_t seed = 1; !queries.empty(); ++seed) {
+    ASSERT_LT(absl::Now(), deadline) << "no data: " << *queries.begin() << "\n" << Metrics();
+    const TestSequence data(SmallSpec(), 64 * 6, seed);
+    Put(**writer, data);
+    const auto found = (*reader)->Lookup(data.token_ids, client::DefaultKeyContext(data.spec));
+    ASSERT_TRUE(found.ok()) << found.status();
+    absl::SleepFor(absl::Milliseconds(50));
+    std::erase_if(queries, [&](const std::string& query) {
+      const json answer = Query(query);
+      return !answer.is_discarded() && answer.contains("data") && !answer["data"]["result"].empty();
+    });
+  }
 }
 
 TEST_P(PrometheusTest, EveryMetricOfTheDocsIsThereAfterARead) {
