@@ -7,7 +7,8 @@
 //   READER  device slab, backing slab
 // The connection then stands for the session: when it closes, or the process that connected ends,
 // the session ends and all that it holds is released. A READER may ask on the same connection for a
-// worker's staging slab, read-only, with that worker's staging_id.
+// worker's staging slab, read-only, with that worker's staging_id. When the store itself ends the
+// session, its last word is an FdReply with reason kFdSessionEnded that says why; then it closes.
 #ifndef CERTKV_KERNELS_CORE_FD_PROTOCOL_H_
 #define CERTKV_KERNELS_CORE_FD_PROTOCOL_H_
 
@@ -16,6 +17,7 @@
 namespace certkv {
 
 inline constexpr uint32_t kFdMagic = 0x44464b43;  // "CKFD"
+inline constexpr char kFdSessionEnded[] = "SESSION_ENDED";
 
 struct FdRequest {
   uint32_t magic;      // kFdMagic

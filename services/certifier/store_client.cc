@@ -99,6 +99,17 @@ absl::StatusOr<Descriptors> AskForDescriptors(int socket, const FdRequest& reque
   return descriptors;
 }
 
+// Why the store ended the session of a connection that is closed; "" when it said nothing, because
+// it is gone.
+std::string LastWords(int socket) {
+  FdReply reply{};
+  const ssize_t count = recv(socket, &reply, sizeof(reply), MSG_DONTWAIT);
+  reply.reason[sizeof(reply.reason) - 1] = 0;
+  reply.message[sizeof(reply.message) - 1] = 0;
+  const bool is_whole = count == static_cast<ssize_t>(sizeof(reply)) && reply.magic == kFdMagic;
+  return is_whole && std::string(reply.reason) == kFdSessionEnded ? reply.message : "";
+}
+
 }  // namespace
 
 class StoreClient::Impl {
@@ -385,8 +396,8 @@ class StoreClient::Impl {
     return staging;
   }
 
-  // The watching thread: waits for descriptor sockets to close. It never reads from them, which is
-  // the asking thread's business.
+  // The watching thread: waits for descriptor sockets to close. It reads from them then alone;
+  // before, that is the asking thread's business.
   void Watch() {
     while (true) {
       std::vector<pollfd> waiting = {{wake_.get(), POLLIN, 0}};
@@ -406,8 +417,13 @@ class StoreClient::Impl {
       for (size_t i = 0; i < watched.size(); ++i) {
         if (waiting[i + 1].revents == 0) continue;
         watched[i]->cache->MarkDead();
-        Log(LogLevel::kWarning, "store_lost",
-            {{"cache", ToHex(watched[i]->cache->spec_digest().view(), 8)}});
+        const std::string cache = ToHex(watched[i]->cache->spec_digest().view(), 8);
+        const std::string why = LastWords(watched[i]->socket.get());
+        if (why.empty()) {
+          Log(LogLevel::kWarning, "store_lost", {{"cache", cache}});
+        } else {
+          Log(LogLevel::kInfo, "store_session_ended", {{"cache", cache}, {"why", why}});
+        }
         absl::MutexLock lock(&mutex_);
         std::erase_if(attachments_, [&](const auto& entry) { return entry.second == watched[i]; });
       }

@@ -49,15 +49,22 @@ absl::Status RequestInvalid(absl::string_view text) {
                    absl::StrCat(text, "; see kernels/core/fd_protocol.h"));
 }
 
-// Shuts a connection down, whoever owns it by then; the connection notices and closes.
-absl::StatusOr<std::function<void()>> ShutDown(int socket) {
+// Says why and shuts a connection down, whoever owns it by then; the connection notices and closes.
+absl::StatusOr<std::function<void(absl::string_view)>> ShutDown(int socket) {
   const auto duplicate = std::make_shared<UniqueFd>(fcntl(socket, F_DUPFD_CLOEXEC, 0));
   if (!duplicate->valid()) {
     return MakeError(absl::StatusCode::kResourceExhausted, "DESCRIPTOR_LIMIT",
                      absl::StrCat("no descriptor is left for another session: ",
                                   std::strerror(errno), "; raise the limit of open files"));
   }
-  return std::function<void()>([duplicate] { shutdown(duplicate->get(), SHUT_RDWR); });
+  return std::function<void(absl::string_view)>([duplicate](absl::string_view why) {
+    // A peer that is gone, or does not read, is not told.
+    SendErrorTo(duplicate->get(),
+                MakeError(absl::StatusCode::kFailedPrecondition, kFdSessionEnded,
+                          absl::StrCat("the session has ended because ", why, "; attach again")))
+        .IgnoreError();
+    shutdown(duplicate->get(), SHUT_RDWR);
+  });
 }
 
 }  // namespace
@@ -142,7 +149,7 @@ absl::Status FdConnection::Connect(StoreEngine* engine) {
                                        request_.staging_id, ", expected 0"));
   }
   token_.assign(reinterpret_cast<const char*>(request_.token), sizeof(request_.token));
-  CERTKV_ASSIGN_OR_RETURN(std::function<void()> shut_down, ShutDown(socket_.native_handle()));
+  CERTKV_ASSIGN_OR_RETURN(auto shut_down, ShutDown(socket_.native_handle()));
   CERTKV_ASSIGN_OR_RETURN(const SessionSlabs slabs,
                           engine->ConnectSession(token_, std::move(shut_down)));
   session_ = slabs.session;

@@ -133,6 +133,24 @@ TEST_F(KvStoreServiceTest, DetachIsIdempotent) {
   EXPECT_EQ(Stats().session_count(), 0);
 }
 
+TEST_F(KvStoreServiceTest, TheLastWordOnTheDescriptorSocketSaysWhyTheSessionEnded) {
+  Session worker = Connect();
+  v1::DetachWorkerRequest request;
+  request.set_session_id(worker.attached.session_id());
+  v1::DetachWorkerResponse response;
+  ASSERT_TRUE(stub_->DetachWorker(Context().get(), request, &response).ok());
+  const auto last = ReceiveWithFds(worker.socket.get(), sizeof(FdReply), 10'000);
+  ASSERT_TRUE(last.ok()) << last.status();
+  FdReply reply{};
+  std::memcpy(&reply, last->bytes.data(), sizeof(reply));
+  EXPECT_EQ(reply.magic, kFdMagic);
+  EXPECT_EQ(reply.code, static_cast<int32_t>(absl::StatusCode::kFailedPrecondition));
+  EXPECT_STREQ(reply.reason, kFdSessionEnded);
+  EXPECT_THAT(reply.message, testing::HasSubstr("because it was detached"));
+  char byte = 0;
+  EXPECT_EQ(read(worker.socket.get(), &byte, 1), 0) << "closed";
+}
+
 TEST_F(KvStoreServiceTest, EveryUnaryCallNeedsADeadline) {
   grpc::ClientContext none;
   v1::Stats stats;

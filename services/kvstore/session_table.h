@@ -31,8 +31,9 @@ struct Session {
   std::shared_ptr<StagingArea> staging;  // workers only
   int64_t staging_id = 0;                // workers only
   bool connected = false;                // to the descriptor socket
-  std::function<void()> on_end;          // ends that connection; may be empty
-  int64_t connect_deadline_ns = 0;       // monotonic; while not connected
+  // Ends that connection, saying why; may be empty.
+  std::function<void(absl::string_view why)> on_end;
+  int64_t connect_deadline_ns = 0;  // monotonic; while not connected
   absl::flat_hash_set<LeaseId> leases;
 };
 

@@ -279,11 +279,11 @@ void StoreEngine::EndSessionLocked(SessionId id, absl::string_view why) {
   if (session->role == SessionRole::kWorker) --session->cache->worker_count;
   --tenant_sessions_[static_cast<size_t>(session->tenant)];
   session->cache->last_attach_sequence = ++attach_sequence_;
-  if (session->on_end) session->on_end();
+  if (session->on_end) session->on_end(why);
 }
 
-absl::StatusOr<SessionSlabs> StoreEngine::ConnectSession(absl::string_view fd_token,
-                                                         std::function<void()> on_end) {
+absl::StatusOr<SessionSlabs> StoreEngine::ConnectSession(
+    absl::string_view fd_token, std::function<void(absl::string_view why)> on_end) {
   Lock lock(this);
   Session* session = sessions_.FindByToken(fd_token);
   if (session == nullptr || session->connected) {

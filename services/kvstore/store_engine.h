@@ -179,10 +179,11 @@ class StoreEngine {
   // Idempotent. `why` is for the errors of later calls.
   void EndSession(SessionId session, absl::string_view why);
   // Binds the session to a connection of the descriptor socket. `on_end` is called when the session
-  // ends, under the engine's lock, so that it only arranges for the connection to be closed.
+  // ends, with why, under the engine's lock, so that it only arranges for the connection to be
+  // closed.
   // Errors: Unauthenticated [FD_TOKEN_INVALID], no such session or already connected.
-  absl::StatusOr<SessionSlabs> ConnectSession(absl::string_view fd_token,
-                                              std::function<void()> on_end = {});
+  absl::StatusOr<SessionSlabs> ConnectSession(
+      absl::string_view fd_token, std::function<void(absl::string_view why)> on_end = {});
   // A worker's staging memory, for a reader of the same cache and tenant. Errors: NotFound
   // [STAGING_NOT_FOUND]; PermissionDenied [ROLE_FORBIDS], the session is a worker.
   absl::StatusOr<std::shared_ptr<SlabMemory>> FindStaging(SessionId session, int64_t staging_id);

@@ -76,7 +76,8 @@ TEST(StoreEngineTest, ReadersThatLeaseNothingKeepNoCache) {
   const auto reader =
       *store.engine.AttachWorker({store.cache, "certifier", SessionRole::kReader, 0});
   int ended = 0;
-  ASSERT_TRUE(store.engine.ConnectSession(reader.fd_token, [&ended] { ++ended; }).ok());
+  ASSERT_TRUE(
+      store.engine.ConnectSession(reader.fd_token, [&ended](absl::string_view) { ++ended; }).ok());
   const auto found = store.engine.LookupAndLease(reader.session, ChainKeys(1, 2), 60'000);
   ASSERT_TRUE(found.ok()) << found.status();
   store.engine.EndSession(worker.session, "test");

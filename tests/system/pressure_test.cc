@@ -9,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
 #include "clients/cpp/store_client.h"
@@ -227,6 +228,9 @@ TEST_P(SystemPressureTest, ACertifierKeepsNoCacheThatNoWorkerUses) {
     }
   }
   EXPECT_LE(Stats().caches_size(), kCacheLimit);
+  const std::string log = cluster_->Logs();
+  EXPECT_TRUE(absl::StrContains(log, "made room for another"));
+  EXPECT_FALSE(absl::StrContains(log, "store_lost")) << "the store was there all the time";
   // What the certifier has mapped of the caches that are gone would show here.
   EXPECT_LT(MemoryOf(pid, "RssShmem"), kCacheLimit * (8 + 16) * kMiB + 16 * kMiB);
 }
