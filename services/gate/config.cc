@@ -198,6 +198,9 @@ ConfigSection GateConfigSection(GateConfig* config) {
       "store_socket", &config->store_socket, 107,
       "path of the store's gRPC socket, for the dashboard's capacity and tiers; empty "
       "means kvstore.sock in the runtime directory, or in certkvd its own socket");
+  section.AddString("store_token_file", &config->store_token_file, 4096,
+                    "file of the token that it shows to the store, where that asks for one at its "
+                    "Unix socket: with the scope read, for all tenants; empty means none");
   section.AddInteger("watcher_limit", &config->watcher_limit, {.min = 1, .max = 65536}, "streams",
                      "WatchRequestRisk streams at a time");
   AddLedgerFields(config, &section);

@@ -40,6 +40,7 @@ struct GateConfig {
   int32_t retained_limit = 10'000;           // closed requests kept
   int64_t retention_ms = 10 * 60 * 1000;     // how long a closed request stays readable
   std::string store_socket;                  // of the dashboard's capacity page
+  std::string store_token_file;              // for it
   int32_t watcher_limit = 256;               // WatchRequestRisk streams
   std::string ledger_redis;                  // "" = the ledger is in this process
   std::string ledger_password_file;          //

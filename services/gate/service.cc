@@ -53,7 +53,7 @@ class GateServer::Core final : public v1::Gate::CallbackService,
         registry_(config, clock, ledger_->ledger()),
         store_(config.store_socket.empty() ? absl::StrCat(RuntimeDirectory(), "/kvstore.sock")
                                            : config.store_socket,
-               clock),
+               config.store_token_file, clock),
         timer_(*io_context) {}
 
   void ScheduleTick() {

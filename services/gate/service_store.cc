@@ -10,6 +10,7 @@
 #include "absl/synchronization/mutex.h"
 #include "certkv/kvstore/v1/kvstore.grpc.pb.h"
 #include "services/common/errors.h"
+#include "services/common/private_file.h"
 
 namespace certkv::gate {
 namespace {
@@ -44,8 +45,9 @@ StoreSummary SummaryOf(const kvstore::v1::Stats& stats) {
 
 class StoreWatcher::Core : public std::enable_shared_from_this<StoreWatcher::Core> {
  public:
-  Core(const std::string& socket, const Clock* clock)
+  Core(const std::string& socket, std::string token_file, const Clock* clock)
       : clock_(clock),
+        token_file_(std::move(token_file)),
         stub_(kvstore::v1::KvStore::NewStub(grpc::CreateChannel(
             absl::StrCat("unix:", socket), grpc::InsecureChannelCredentials()))) {}
 
@@ -87,6 +89,11 @@ class StoreWatcher::Core : public std::enable_shared_from_this<StoreWatcher::Cor
       absl::MutexLock lock(&mutex_);
       call = call_;
     }
+    if (!token_file_.empty()) {
+      const absl::StatusOr<std::string> token = ReadTokenFile(token_file_);
+      if (!token.ok()) return Take(*call, token.status());
+      call->context.AddMetadata("authorization", "Bearer " + *token);
+    }
     call->context.set_deadline(std::chrono::system_clock::now() + kTimeout);
     stub_->async()->GetStats(&call->context, &call->request, &call->response,
                              [self = shared_from_this(), call](const grpc::Status& status) {
@@ -99,12 +106,13 @@ class StoreWatcher::Core : public std::enable_shared_from_this<StoreWatcher::Cor
       latest_ = SummaryOf(call.response);
     } else {
       latest_ = {};
-      latest_.error = absl::StrCat("the store does not answer: ", std::string(status.message()));
+      latest_.error = absl::StrCat("the store does not tell its capacity: ", status.message());
     }
     call_ = nullptr;
   }
 
   const Clock* const clock_;
+  const std::string token_file_;
   const std::unique_ptr<kvstore::v1::KvStore::Stub> stub_;
   absl::Mutex mutex_;
   bool stopped_ ABSL_GUARDED_BY(mutex_) = false;
@@ -113,8 +121,9 @@ class StoreWatcher::Core : public std::enable_shared_from_this<StoreWatcher::Cor
   StoreSummary latest_ ABSL_GUARDED_BY(mutex_);
 };
 
-StoreWatcher::StoreWatcher(const std::string& socket, const Clock* clock)
-    : core_(std::make_shared<Core>(socket, clock)) {}
+StoreWatcher::StoreWatcher(const std::string& socket, const std::string& token_file,
+                           const Clock* clock)
+    : core_(std::make_shared<Core>(socket, token_file, clock)) {}
 
 StoreWatcher::~StoreWatcher() { core_->Stop(); }
 

@@ -14,8 +14,9 @@ namespace certkv::gate {
 // Threads: all methods are safe.
 class StoreWatcher {
  public:
-  // `socket` is a path. `clock` outlives the watcher.
-  StoreWatcher(const std::string& socket, const Clock* clock);
+  // `socket` and `token_file` are paths; the file is read for each call, "" = no token is shown.
+  // `clock` outlives the watcher.
+  StoreWatcher(const std::string& socket, const std::string& token_file, const Clock* clock);
   // Waits for the call that runs, which is cancelled.
   ~StoreWatcher();
 

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <nlohmann/json.hpp>
 #include <set>
 
 #include "absl/strings/match.h"
@@ -24,6 +25,7 @@
 #include "google/protobuf/descriptor.h"
 #include "kernels/core/status.h"
 #include "services/common/convert.h"
+#include "tests/support/http_client.h"
 #include "tests/system/certificates.h"
 #include "tests/system/system_fixture.h"
 
@@ -37,7 +39,7 @@ using ::testing::Not;
 class AccessTest : public SystemTest {
  protected:
   // Servers that ask for tokens at their Unix sockets, and an engine for each of two tenants.
-  void Open() {
+  void Open(const std::string& more_server_yaml = "", const std::string& gate_yaml = "") {
     ASSERT_TRUE(certificates_.Make("token certifier read '*'"));
     ASSERT_TRUE(certificates_.Make("token owner read,write,admin,risk '*'"));
     ASSERT_TRUE(certificates_.Make("token a read,write,risk a"));
@@ -46,9 +48,9 @@ class AccessTest : public SystemTest {
     ASSERT_TRUE(certificates_.Make("token pooled read,write pooled-1,pooled-2"));
     ClusterAccess access;
     access.server_yaml = absl::StrCat("server:\n  unix_requires_token: true\n  access_file: ",
-                                      certificates_.Path("access.yaml"), "\n");
+                                      certificates_.Path("access.yaml"), "\n", more_server_yaml);
     access.reader_token = certificates_.Path("certifier.token");
-    auto cluster = Cluster::Start(GetParam(), "", access);
+    auto cluster = Cluster::Start(GetParam(), gate_yaml, access);
     ASSERT_TRUE(cluster.ok()) << cluster.status();
     cluster_ = *std::move(cluster);
   }
@@ -151,6 +153,38 @@ TEST_P(AccessTest, AnEngineWithATokenPutsReadsAndReports) {
   ASSERT_TRUE(risk.ok()) << risk.status();
   EXPECT_GT(risk->read_count, 0);
   EXPECT_THAT(cluster_->Logs(), Not(HasSubstr("Bearer")));
+}
+
+class CapacityTest : public AccessTest {
+ protected:
+  // What the dashboard tells of the store, once it has an answer or an error.
+  nlohmann::json StoreSummary(uint16_t port) {
+    nlohmann::json store;
+    for (int i = 0; i < 500; ++i) {
+      store = nlohmann::json::parse(HttpGet(port, "/api/overview").body)["store"];
+      if (store["known"] == true || store["error"] != "") break;
+      absl::SleepFor(absl::Milliseconds(20));
+    }
+    return store;
+  }
+};
+
+TEST_P(CapacityTest, GateShowsItsTokenToTheStore) {
+  const uint16_t port = FreePort();
+  Open(absl::StrCat("  http_address: 127.0.0.1:", port, "\n"),
+       absl::StrCat("gate:\n  store_token_file: ", certificates_.Path("certifier.token"), "\n"));
+  const auto worker = AttachAs("a", SmallSpec());
+  const nlohmann::json store = StoreSummary(port);
+  EXPECT_EQ(store["known"], true) << store.dump();
+  EXPECT_EQ(store["caches"].size(), 1u) << store.dump();
+}
+
+TEST_P(CapacityTest, WithoutATokenTheDashboardSaysWhyThereIsNoCapacity) {
+  const uint16_t port = FreePort();
+  Open(absl::StrCat("  http_address: 127.0.0.1:", port, "\n"));
+  const nlohmann::json store = StoreSummary(port);
+  EXPECT_EQ(store["known"], false);
+  EXPECT_THAT(store["error"].get<std::string>(), HasSubstr("neither a token"));
 }
 
 TEST_P(AccessTest, AScopeThatIsMissingIsNamed) {
@@ -403,6 +437,8 @@ TEST_P(TenantTest, CountsOfAllTenantsAreForThoseWhoMayActForAll) {
 
 INSTANTIATE_TEST_SUITE_P(Shapes, AccessTest,
                          ::testing::Values(ClusterShape::kAllInOne, ClusterShape::kThreeProcesses),
+                         ShapeName);
+INSTANTIATE_TEST_SUITE_P(Shapes, CapacityTest, ::testing::Values(ClusterShape::kAllInOne),
                          ShapeName);
 INSTANTIATE_TEST_SUITE_P(Shapes, TenantTest,
                          ::testing::Values(ClusterShape::kAllInOne, ClusterShape::kThreeProcesses),
