@@ -150,10 +150,19 @@ absl::StatusOr<RedisLedger::Connection> RedisLedger::Connect() const {
 }
 
 void RedisLedger::NoteFailure() {
+  // What is broken fails before its time is over.
+  const bool is_late = LedgerDeadline::Left().count() == 0;
   absl::MutexLock lock(&mutex_);
+  if (is_late && ++late_answers_ < kLateAnswersMax) return;
   down_until_ = std::chrono::steady_clock::now() + kRetryAfter;
   // They are likely to be of the same server.
   idle_.clear();
+}
+
+void RedisLedger::NoteAnswer() {
+  absl::MutexLock lock(&mutex_);
+  down_until_ = {};
+  late_answers_ = 0;
 }
 
 absl::StatusOr<RedisLedger::Connection> RedisLedger::TakeConnection() {
@@ -172,10 +181,9 @@ absl::StatusOr<RedisLedger::Connection> RedisLedger::TakeConnection() {
   absl::StatusOr<Connection> connection = Connect();
   if (!connection.ok()) {
     NoteFailure();
-    return connection;
+  } else {
+    NoteAnswer();
   }
-  absl::MutexLock lock(&mutex_);
-  down_until_ = {};
   return connection;
 }
 
@@ -183,6 +191,8 @@ absl::StatusOr<RedisLedger::Words> RedisLedger::Run(const std::string& operation
                                                     const std::string& request,
                                                     const LedgerTenant& tenant,
                                                     const Words& arguments) {
+  // The call waited too long for its thread, which says nothing of Redis.
+  if (LedgerDeadline::Left().count() == 0) return Unavailable("no time was left to ask it");
   CERTKV_ASSIGN_OR_RETURN(Connection connection, TakeConnection());
   const bool has_tenant = !tenant.name.empty() && tenant.limit_units != kUnitsMax;
   Words command = {"EVALSHA",
@@ -203,6 +213,7 @@ absl::StatusOr<RedisLedger::Words> RedisLedger::Run(const std::string& operation
     NoteFailure();
     return answer;
   }
+  NoteAnswer();
   if (answer->empty() || (*answer)[0] != "OK") return Words{kEnded};
   absl::MutexLock lock(&mutex_);
   if (idle_.size() < kIdleConnectionsMax) idle_.push_back(std::move(connection));

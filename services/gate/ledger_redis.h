@@ -6,8 +6,9 @@
 // restart, a promoted replica, a restored backup and FLUSHALL cost budget, never give it twice.
 //
 // A call has a connection to itself. One that fails or comes late closes it, because its answer
-// could be taken for the next one's. After a failure all calls fail at once for kRetryAfter; then
-// one tries.
+// could be taken for the next one's. A late answer is that call's alone: a busy machine makes some.
+// After kLateAnswersMax in a row, or a connection that breaks or can't be made, all calls fail at
+// once for kRetryAfter; then one tries.
 #ifndef CERTKV_SERVICES_GATE_LEDGER_REDIS_H_
 #define CERTKV_SERVICES_GATE_LEDGER_REDIS_H_
 
@@ -39,6 +40,7 @@ struct RedisOptions {
 class RedisLedger final : public Ledger {
  public:
   static constexpr std::chrono::milliseconds kRetryAfter{100};
+  static constexpr int kLateAnswersMax = 3;
 
   // Connects with the first call.
   explicit RedisLedger(RedisOptions options);
@@ -75,12 +77,15 @@ class RedisLedger final : public Ledger {
   // One step; the answer without its status. An epoch that has ended is joined anew once.
   absl::StatusOr<Words> Step(const std::string& operation, const std::string& request,
                              const LedgerTenant& tenant, const Words& arguments);
+  // After a call that failed: what does it say of the next ones?
   void NoteFailure();
+  void NoteAnswer();
 
   const RedisOptions options_;
   absl::Mutex mutex_;
   std::vector<Connection> idle_ ABSL_GUARDED_BY(mutex_);
-  std::chrono::steady_clock::time_point down_until_ ABSL_GUARDED_BY(mutex_);
+  std::chrono::steady_clock::time_point down_until_ ABSL_GUARDED_BY(mutex_);  // 0 = it is up
+  int late_answers_ ABSL_GUARDED_BY(mutex_) = 0;                              // in a row
 };
 
 }  // namespace certkv::gate
