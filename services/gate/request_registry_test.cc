@@ -111,6 +111,35 @@ TEST_F(RequestRegistryTest, RefusesOpenRequestsAtTheLimitButGivesUpClosedOnes) {
   EXPECT_EQ(ReasonOf(registry_->GetRisk("requests/a").status()), "REQUEST_NOT_FOUND");
 }
 
+TEST_F(RequestRegistryTest, AMillionRequestsOfOneClientTakeNoMoreThanTheLimit) {
+  config_.request_limit = 1000;
+  config_.retained_limit = 100;
+  Make();
+  OpenWithRead("of-somebody-else", 0.1f);
+  int64_t opened = 0;
+  int64_t refused = 0;
+  for (int i = 0; i < 1'000'000; ++i) {
+    const absl::Status status = registry_->OpenRequest(absl::StrCat("flood-", i), "", {}).status();
+    opened += status.ok() ? 1 : 0;
+    refused += ReasonOf(status) == "REQUEST_LIMIT" ? 1 : 0;
+  }
+  EXPECT_EQ(opened, 999);
+  EXPECT_EQ(refused, 999'001);
+  EXPECT_EQ(registry_->sizes().open, 1000);
+  const OwnedBatch batch{.batch_number = 2, .certificates = {Certified(0.1f)}};
+  EXPECT_TRUE(registry_->Report("requests/of-somebody-else", batch.batch())->lease.has_value())
+      << "who was there is served";
+  // One that closes what it opened takes no more either.
+  ASSERT_TRUE(registry_->CloseRequest("requests/flood-0").ok());
+  for (int i = 0; i < 100'000; ++i) {
+    const std::string id = absl::StrCat("again-", i);
+    ASSERT_TRUE(registry_->OpenRequest(id, "", {}).ok()) << i;
+    ASSERT_TRUE(registry_->CloseRequest("requests/" + id).ok());
+  }
+  EXPECT_EQ(registry_->sizes().open, 999);
+  EXPECT_EQ(registry_->sizes().closed, 1);
+}
+
 TEST_F(RequestRegistryTest, TenantsShareOneBudgetPerWindow) {
   config_.policy = CumulativePolicy(10, 0.5);
   config_.policy.tenant_budget = 6;
@@ -147,6 +176,30 @@ TEST_F(RequestRegistryTest, AClockThatJumpsBackGivesNoBudgetTwice) {
   clock_.AdvanceMs(3'600'000);
   registry_->Sweep();
   EXPECT_EQ(registry_->OpenRequest("c", "", terms)->budget_slice, 0) << "the window is the same";
+}
+
+TEST_F(RequestRegistryTest, AClockThatJumpsForwardEndsLeasesAndGivesNoBudgetTwice) {
+  config_.policy = CumulativePolicy(10, 0.5);
+  Make();
+  const auto lease = registry_->OpenRequest("a", "", {});
+  ASSERT_TRUE(lease.ok());
+  EXPECT_EQ(lease->budget_slice, 5);
+  clock_.AdvanceMs(365 * int64_t{86'400'000});
+  EXPECT_LT(lease->expire_time_ms, clock_.NowMs()) << "its holder reads exactly";
+  // It comes back before anybody swept: what it holds is not given anew.
+  OwnedBatch batch{.lease_id = lease->lease_id, .certificates = {Certified(0.1f)}};
+  const auto answer = registry_->Report("requests/a", batch.batch());
+  ASSERT_TRUE(answer.ok()) << answer.status();
+  ASSERT_TRUE(answer->lease.has_value());
+  EXPECT_LE(answer->lease->budget_slice, 5);
+  EXPECT_NE(answer->lease->lease_id, lease->lease_id);
+  batch = {.batch_number = 2, .lease_id = answer->lease->lease_id};
+  batch.returned = {{lease->lease_id, LimitUnits(0.1)}, {answer->lease->lease_id, 0}};
+  ASSERT_TRUE(registry_->Report("requests/a", batch.batch()).ok());
+  EXPECT_LE(registry_->GetRisk("requests/a")->budget_committed, 10);
+  clock_.AdvanceMs(365 * int64_t{86'400'000});
+  EXPECT_EQ(registry_->Sweep(), 1) << "silent for a year";
+  EXPECT_TRUE(registry_->GetRisk("requests/a")->closed);
 }
 
 TEST_F(RequestRegistryTest, RefusesBadTenantsAndModelsAndTooMany) {
