@@ -21,6 +21,7 @@
 #include "certkv/gate/v1/gate.grpc.pb.h"
 #include "clients/cpp/rpc.h"
 #include "services/common/convert.h"
+#include "tests/support/browser.h"
 #include "tests/support/http_client.h"
 #include "tests/system/system_fixture.h"
 
@@ -30,7 +31,6 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-constexpr char kBrowser[] = "/usr/bin/chromium-headless-shell";
 constexpr char kEvilLabel[] = "<img src=x onerror=\"document.title='broken'\"><b>bold</b>";
 
 std::string ReadFile(const std::string& path) {
@@ -190,6 +190,106 @@ TEST_P(DashboardTest, ShowsRequestsHeadsTiersAndCoverage) {
   Screenshot(Url("?theme=light#/request/decode-111"), "light-1280", 1280, 1500);
   Screenshot(Url("?theme=dark#/request/decode-111"), "dark-1280", 1280, 1500);
   Screenshot(Url("?theme=light#/request/decode-111"), "light-390", 390, 3000);
+  Screenshot(Url("?theme=dark#/request/decode-111"), "dark-390", 390, 3000);
+}
+
+TEST_P(DashboardTest, KeysMoveOpenAndClose) {
+  if (!std::filesystem::exists(kBrowser)) GTEST_SKIP() << "needs Debian's chromium-headless-shell";
+  Start();
+  MakeUp("low", "first", 0.01, 1);
+  MakeUp("high", "second", 0.3, 1);
+  Browser browser;
+  browser.Open(Url("?theme=light"));
+  ASSERT_TRUE(browser.WaitFor("document.querySelectorAll('tr[data-name]').length === 2"));
+  const auto focused = [&] { return browser.Evaluate("document.activeElement.dataset.name"); };
+  browser.Press("Tab");
+  EXPECT_EQ(browser.Evaluate("document.activeElement.className"), "skip") << "the first stop";
+  browser.Press("j");
+  EXPECT_EQ(focused(), "requests/high") << "the riskiest";
+  browser.Press("j");
+  EXPECT_EQ(focused(), "requests/low");
+  browser.Press("j");
+  EXPECT_EQ(focused(), "requests/low") << "the last";
+  browser.Press("k");
+  EXPECT_EQ(focused(), "requests/high");
+  browser.Press("Enter");
+  EXPECT_TRUE(browser.WaitFor("location.hash === '#/request/high'"));
+  ASSERT_TRUE(browser.WaitFor("document.querySelector('#heat .cell') !== null"));
+  // The heat map is one stop; arrows move in it.
+  EXPECT_EQ(browser.Evaluate("document.querySelectorAll('#heat .cell[tabindex=\"0\"]').length"), 1);
+  browser.Evaluate("document.querySelector('#heat .cell[tabindex=\"0\"]').focus()");
+  const auto cell = [&] {
+    return browser.Evaluate(
+        "document.activeElement.dataset.layer + ' ' + document.activeElement.dataset.head");
+  };
+  EXPECT_EQ(cell(), "0 0");
+  browser.Press("ArrowRight");
+  browser.Press("ArrowDown");
+  EXPECT_EQ(cell(), "1 1");
+  browser.Press("Escape");
+  EXPECT_TRUE(browser.WaitFor("location.hash === ''"));
+  EXPECT_TRUE(browser.WaitFor("document.querySelector('#heat') === null"));
+  browser.Press("t");
+  EXPECT_EQ(browser.Evaluate("document.documentElement.dataset.theme"), "dark");
+  // What is typed into a field is no command.
+  browser.Evaluate("document.getElementById('label').focus()");
+  browser.Press("t");
+  EXPECT_EQ(browser.Evaluate("document.documentElement.dataset.theme"), "dark");
+  EXPECT_EQ(browser.Evaluate("document.getElementById('label').value"), "t");
+}
+
+// The least contrast of any text that is shown, as WCAG defines it, and that text.
+constexpr char kLeastContrast[] = R"js((() => {
+  const numbers = (color) => color.match(/[\d.]+/g).map(Number);
+  const light = ([r, g, b]) => {
+    const [x, y, z] = [r, g, b].map((c) => c / 255)
+      .map((c) => c <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * x + 0.7152 * y + 0.0722 * z;
+  };
+  const behind = (element) => {
+    for (let at = element; at; at = at.parentElement) {
+      const color = numbers(getComputedStyle(at).backgroundColor);
+      if (color.length === 3 || color[3] === 1) return color;
+    }
+    return [255, 255, 255];
+  };
+  let least = [21, "", 100];
+  for (const element of document.body.querySelectorAll("*")) {
+    const text = [...element.childNodes].filter((n) => n.nodeType === 3)
+      .map((n) => n.data.trim()).join("");
+    const style = getComputedStyle(element);
+    if (!text || !element.checkVisibility() || element.matches(".skip, :disabled")) continue;
+    const color = element instanceof SVGElement ? style.fill : style.color;
+    const [a, b] = [light(numbers(color)), light(behind(element))];
+    const contrast = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+    if (contrast < least[0]) least = [contrast, text + " " + color, least[2]];
+    least[2] = Math.min(least[2], parseFloat(style.fontSize));
+  }
+  return least;
+})())js";
+
+TEST_P(DashboardTest, IsReadableInBothThemesAtBothWidths) {
+  if (!std::filesystem::exists(kBrowser)) GTEST_SKIP() << "needs Debian's chromium-headless-shell";
+  Start();
+  MakeUp("decode-1", "a label that is rather long for a narrow screen", 0.05, 3);
+  Browser browser;
+  for (const std::string theme : {"light", "dark"}) {
+    for (const int width : {1280, 390}) {
+      const std::string what = absl::StrCat(theme, " at ", width, " px");
+      browser.Resize(width, 1500);
+      browser.Open(Url(absl::StrCat("?theme=", theme, "#/request/decode-1")));
+      ASSERT_TRUE(browser.WaitFor(absl::StrCat(
+          "document.documentElement.dataset.theme === '", theme, "' && innerWidth === ", width,
+          " && document.querySelector('#heat .cell') !== null")))
+          << what;
+      EXPECT_LE(browser.Evaluate("document.documentElement.scrollWidth"), width) << what;
+      EXPECT_EQ(browser.Evaluate("document.querySelectorAll('#heat .cell').length"), 192) << what;
+      EXPECT_EQ(browser.Evaluate("document.getElementById('timeline') !== null"), true) << what;
+      const nlohmann::json least = browser.Evaluate(kLeastContrast);
+      EXPECT_GE(least[0], 4.5) << what << ": " << least[1];
+      EXPECT_GE(least[2], 11) << what << ": px of the smallest text";
+    }
+  }
 }
 
 TEST_P(DashboardTest, AnswersInJsonAndRefusesWhatIsWrong) {
@@ -228,9 +328,33 @@ TEST_P(DashboardTest, AsksForTheTokenWhereThereIsOne) {
   EXPECT_EQ(
       HttpGet(port_, "/api/requests", "Authorization: Bearer a-token-of-this-test\r\n").status,
       200);
-  const std::string page = Dom(Url());
-  EXPECT_THAT(page, HasSubstr("locked"));
-  EXPECT_THAT(page, Not(HasSubstr("secret-request")));
+  Browser browser;
+  browser.Open(Url());
+  ASSERT_TRUE(browser.WaitFor("document.getElementById('state').textContent === 'locked'"));
+  const std::string shown = "!document.getElementById('login').hidden";
+  EXPECT_EQ(browser.Evaluate(shown), true);
+  EXPECT_EQ(browser.Evaluate("document.getElementById('main').hidden"), true);
+  const std::string text = "document.body.textContent.includes('secret-request')";
+  EXPECT_EQ(browser.Evaluate(text), false);
+  const auto enter = [&](const std::string& token) {
+    browser.Evaluate("{const t = document.getElementById('token'); t.value = ''; t.focus()}");
+    browser.Type(token);
+    browser.Press("Enter");
+  };
+  enter("not-the-token-of-this-test");
+  EXPECT_TRUE(browser.WaitFor(
+      "document.getElementById('login-error').textContent === 'Gate does not take this token'"));
+  EXPECT_EQ(browser.Evaluate(text), false);
+  enter("a-token-of-this-test");
+  EXPECT_TRUE(browser.WaitFor(text));
+  EXPECT_EQ(browser.Evaluate(shown), false);
+  // It lasts as long as the tab, and is nowhere else.
+  browser.Open(Url("?theme=dark"));
+  EXPECT_TRUE(browser.WaitFor("document.documentElement.dataset.theme === 'dark' && " + text));
+  EXPECT_EQ(browser.Evaluate("JSON.stringify(localStorage).includes('a-token') || "
+                             "document.cookie.includes('a-token') || "
+                             "location.href.includes('a-token')"),
+            false);
   std::filesystem::remove(path);
 }
 
