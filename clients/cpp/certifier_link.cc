@@ -1,6 +1,7 @@
 #include "clients/cpp/certifier_link.h"
 
 #include "absl/strings/match.h"
+#include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
 #include "clients/cpp/rpc.h"
 #include "services/common/call_trace.h"
@@ -22,13 +23,6 @@ std::string ServerNameOf(absl::string_view target) {
 }
 
 }  // namespace
-
-bool IsReplicated(absl::string_view target) {
-  if (absl::StartsWith(target, "dns:")) return true;
-  const bool is_list = absl::StartsWith(target, "unix:") || absl::StartsWith(target, "ipv4:") ||
-                       absl::StartsWith(target, "ipv6:");
-  return is_list && absl::StrContains(target, ",");
-}
 
 std::shared_ptr<grpc::Channel> MakeCertifierBalancer(const Options& options) {
   if (!IsReplicated(options.certifier_target)) return nullptr;

@@ -1,9 +1,10 @@
 // CertifierLink: the way to the certifier at which a view is open.
 //
-// The target may name several certifiers of one store (IsReplicated). Which of them opens a view is
-// up to gRPC: its resolver finds their addresses, and its balancer round_robin takes in turn those
-// that are connected. The view is that replica's alone; so what follows goes to the address that
-// answered, by a channel of its own. When the replica is gone, another OpenView finds another.
+// The target may name several certifiers of one store (IsReplicated, options.h). Which of them
+// opens a view is up to gRPC: its resolver finds their addresses, and its balancer round_robin
+// takes in turn those that are connected. The view is that replica's alone; so what follows goes to
+// the address that answered, by a channel of its own. When the replica is gone, another OpenView
+// finds another.
 #ifndef CERTKV_CLIENTS_CPP_CERTIFIER_LINK_H_
 #define CERTKV_CLIENTS_CPP_CERTIFIER_LINK_H_
 
@@ -13,15 +14,10 @@
 #include <string>
 
 #include "absl/status/status.h"
-#include "absl/strings/string_view.h"
 #include "certkv/certifier/v1/certifier.grpc.pb.h"
 #include "clients/cpp/options.h"
 
 namespace certkv::client {
-
-// May gRPC find several certifiers there? "unix:/a.sock,/b.sock",
-// "ipv4:10.0.0.1:7003,10.0.0.2:7003", "ipv6:...", "dns:///name:7003"; a plain "host:7003" is one.
-bool IsReplicated(absl::string_view target);
 
 // The channel by which views are opened at one of several certifiers, for all links of a worker;
 // null when options.certifier_target names one.

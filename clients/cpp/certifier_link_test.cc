@@ -173,5 +173,14 @@ TEST(IsReplicatedTest, ListsAndNamesAreAndSingleAddressesAreNot) {
   }
 }
 
+TEST(StartAnywhereTest, RotatesListsAndLeavesTheRest) {
+  EXPECT_EQ(StartAnywhere("unix:/a,/b,/c", 0), "unix:/a,/b,/c");
+  EXPECT_EQ(StartAnywhere("unix:/a,/b,/c", 4), "unix:/b,/c,/a");
+  EXPECT_EQ(StartAnywhere("ipv6:[::1]:1,[::2]:1", 1), "ipv6:[::2]:1,[::1]:1");
+  for (const char* target : {"unix:/a", "dns:///gate:7002", "host:7002", ""}) {
+    EXPECT_EQ(StartAnywhere(target, 1), target);
+  }
+}
+
 }  // namespace
 }  // namespace certkv::client

@@ -12,7 +12,8 @@ namespace certkv::client {
 
 // gRPC targets: "unix:/run/certkv/certkvd.sock" or "host:port". An empty certifier or gate target
 // is that of the store (certkvd serves all three on one socket). That of the certifier may name
-// several (certifier_link.h).
+// several (certifier_link.h), and so may that of gate, whose replicas share a ledger: a request
+// stays with one of them while it is there (StartAnywhere).
 struct Options {
   std::string kvstore_target;  // "" = DefaultTarget()
   std::string certifier_target;
@@ -43,6 +44,16 @@ std::string DefaultTarget();
 
 // `options` with the empty targets filled in.
 Options ResolveTargets(const Options& options);
+
+// May gRPC find several servers there? "unix:/a.sock,/b.sock", "ipv4:10.0.0.1:7003,10.0.0.2:7003",
+// "ipv6:...", "dns:///name:7003"; a plain "host:7003" is one.
+bool IsReplicated(absl::string_view target);
+
+// The addresses of a list, in their order from the one on
+// that `random` chooses; other targets as they are. gRPC connects to the first that answers, and
+// goes on to the next when it is gone. So clients spread over all, and all calls of a client's
+// channel meet one of them.
+std::string StartAnywhere(const std::string& target, uint64_t random);
 
 // Can calls be made with these files?
 // Errors: InvalidArgument [TLS_CERTIFICATE_INVALID | TOKEN_FILE_INVALID | TOKEN_UNPROTECTED];

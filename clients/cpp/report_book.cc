@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <utility>
+#include <vector>
 
 namespace certkv::client {
 
@@ -36,6 +37,7 @@ void ReportBook::AddReport(absl::Span<const ReadCertificate> certificates,
   batch.lease_id = lease_.lease_id;
   batch.certificates.assign(certificates.begin(), certificates.end());
   batch.failed_read_count = failed_read_count;
+  batch.returned = TakeReturnable(/*is_last=*/false);
   waiting_.push_back(std::move(batch));
 }
 
@@ -57,17 +59,23 @@ void ReportBook::QueueRenewal(bool is_last) {
   batch.lease_id = lease_.lease_id;
   batch.is_last = is_last;
   if (is_last && account_ != nullptr && account_->has_slice()) retired_.push_back(account_);
+  batch.returned = TakeReturnable(is_last);
+  waiting_.push_back(std::move(batch));
+}
+
+std::vector<SpentSlice> ReportBook::TakeReturnable(bool is_last) {
   // Nobody gets a reference to a retired account any more, so that the last user is this vector. A
   // read that still runs under a closed account finds that it cannot spend, and is exact.
   const auto ends = std::partition(
       retired_.begin(), retired_.end(), [this, is_last](const std::shared_ptr<SliceAccount>& one) {
         return !is_last && one.use_count() > 1 && one->lease_id() != lease_.lease_id;
       });
+  std::vector<SpentSlice> returned;
   for (auto account = ends; account != retired_.end(); ++account) {
-    batch.returned.push_back({(*account)->lease_id(), (*account)->Close()});
+    returned.push_back({(*account)->lease_id(), (*account)->Close()});
   }
   retired_.erase(ends, retired_.end());
-  waiting_.push_back(std::move(batch));
+  return returned;
 }
 
 void ReportBook::TakeAnswer(ReportAnswer answer) {

@@ -76,8 +76,8 @@ class ReportBook {
   void AddCanaries(absl::Span<const CanaryFinding> findings);
   // Certificates were lost: reads are exact from now on.
   void NoteLoss() { incomplete_ = true; }
-  // Queues a batch without certificates, which renews the lease and returns the slices of retired
-  // accounts that no read uses any more. The last one returns all, and asks for no lease.
+  // Queues a batch without certificates, which renews the lease. The last one returns all slices,
+  // and asks for no lease.
   void QueueRenewal(bool is_last);
   // Queues the last one; once.
   void Close();
@@ -94,6 +94,9 @@ class ReportBook {
 
  private:
   void TakeLease(PolicyLease lease);
+  // The slices of retired accounts that no read uses any more, with what was spent; of all, for the
+  // last batch. They are returned with the batch that is queued next.
+  std::vector<SpentSlice> TakeReturnable(bool is_last);
 
   PolicyLease lease_;
   std::shared_ptr<SliceAccount> account_;  // null: abandoned

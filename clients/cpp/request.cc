@@ -309,6 +309,7 @@ absl::StatusOr<std::unique_ptr<Request>> Request::Open(const Options& options,
                                                        const std::string& request_id,
                                                        const RequestOptions& request_options) {
   Options resolved = ResolveTargets(options);
+  resolved.gate_target = StartAnywhere(resolved.gate_target, static_cast<uint64_t>(RandomId()));
   resolved.traceparent = TraceparentOrNone(request_options.traceparent);
   if (resolved.traceparent.empty()) resolved.traceparent = MakeTraceparent();
   CERTKV_RETURN_IF_ERROR(CheckAccess(resolved));

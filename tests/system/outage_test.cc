@@ -2,8 +2,7 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
-#include <cmath>
-
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "clients/cli/child_process.h"
@@ -122,6 +121,9 @@ TEST_P(OutageTest, ReadsFailOnceTheStoreIsGoneAndItsLeasesHaveExpired) {
   ASSERT_TRUE(results.ok());
   EXPECT_EQ(ReasonOf((*results)[0].status), "LEASE_LOST") << (*results)[0].status;
   EXPECT_TRUE((*results)[0].outputs.empty());
+  if (GetParam() == ClusterShape::kThreeProcesses) {
+    EXPECT_TRUE(absl::StrContains(cluster_->Logs(), "store_lost"));
+  }
 
   ASSERT_TRUE(cluster_->Restart(ClusterService::kStore).ok());
   attention_.reset();
@@ -148,19 +150,6 @@ TEST_P(OutageTest, NoReadIsEverUncertifiedWhileServicesAreKilledAtRandom) {
   EXPECT_GT(answered, 12);  // each was held against the truth by ReadAndCheck
 }
 
-// What was used of one outcome, in the units of budgets (2^-40), rounded up read by read.
-double SumOf(const std::vector<ReadResult>& results, Outcome outcome) {
-  double sum = 0;
-  for (const ReadResult& result : results) {
-    for (const ReadCertificate& certificate : result.certificates) {
-      if (certificate.outcome == outcome) {
-        sum += std::ceil(double{certificate.worst_case_tv} * 0x1p40) * 0x1p-40;
-      }
-    }
-  }
-  return sum;
-}
-
 TEST_P(OutageTest, NoBudgetIsOverspentWhenCertifiersDieHoldingSlices) {
   if (GetParam() == ClusterShape::kAllInOne) GTEST_SKIP() << "needs a certifier of its own";
   // A request may spend what about thirty reads of both layers do, in slices of a few.
@@ -168,13 +157,13 @@ TEST_P(OutageTest, NoBudgetIsOverspentWhenCertifiersDieHoldingSlices) {
   StartCluster(absl::StrCat("gate:\n  lease_duration: 10s\n  risk_mode: cumulative\n",
                             "  budget_slice_share: 0.2\n  cumulative_budget: ", kBudget, "\n"));
   Open("dies-with-a-slice");
-  double served = SumOf(first_results_, Outcome::kCertified);
+  double served = SumOfTv(first_results_, Outcome::kCertified);
   double exact = 0;  // float arithmetic of exact reads: never refused, charged beside the budget
   int64_t certified_after_a_death = 0;
   const auto read = [&] {
     const std::vector<ReadResult> results = Read();
-    exact += SumOf(results, Outcome::kExact);
-    const double certified = SumOf(results, Outcome::kCertified);
+    exact += SumOfTv(results, Outcome::kExact);
+    const double certified = SumOfTv(results, Outcome::kCertified);
     served += certified;
     return certified;
   };
@@ -211,10 +200,10 @@ TEST_P(OutageTest, ReadersThatShareARequestShareItsBudget) {
   const auto other_request = OpenRequest("shared");
   auto other = Attention::Open(*worker_, *sequence_, *other_request);
   ASSERT_TRUE(other.ok()) << other.status();
-  double served = SumOf(first_results_, Outcome::kCertified);
+  double served = SumOfTv(first_results_, Outcome::kCertified);
   for (int i = 0; i < 30; ++i) {
-    served += SumOf(Read(), Outcome::kCertified);
-    served += SumOf(ReadAndCheck(**other, *data_, 300, 1000 + i), Outcome::kCertified);
+    served += SumOfTv(Read(), Outcome::kCertified);
+    served += SumOfTv(ReadAndCheck(**other, *data_, 300, 1000 + i), Outcome::kCertified);
     ASSERT_LE(served, 1.0);
   }
   EXPECT_GT(served, 0.1);

@@ -8,6 +8,8 @@
 #include <array>
 #include <atomic>
 #include <cstdio>
+#include <fstream>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <string>
@@ -15,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
@@ -53,8 +56,8 @@ class ReplicasTest : public SystemTest {
  protected:
   ReplicasTest() : data_(SmallSpec(), kTokens, 21) {}
 
-  void StartReplicas(int count) {
-    StartCluster();
+  void StartReplicas(int count, const std::string& gate_yaml = "") {
+    StartCluster(gate_yaml);
     targets_ = {cluster_->options().certifier_target.substr(5)};
     for (int i = 1; i < count; ++i) {
       targets_.push_back(absl::StrCat(cluster_->directory(), "/certifier-", i, ".sock"));
@@ -195,6 +198,24 @@ class ReplicasTest : public SystemTest {
     return all;
   }
 
+  // Opens views until the worker's balancer is connected to both of two certifiers.
+  void MeetBoth(client::Worker& worker, client::Sequence& sequence) {
+    const auto other = OpenRequest("other");
+    const auto has_opened = [](const std::string& log) {
+      return absl::StrContains(log, "store_attached");
+    };
+    for (int i = 0; i < 200; ++i) {
+      ASSERT_TRUE(Attention::Open(worker, sequence, *other).ok());
+      std::ifstream log(cluster_->directory() + "/certifier-1.log");
+      if (has_opened(cluster_->Logs()) &&
+          has_opened(std::string(std::istreambuf_iterator<char>(log), {}))) {
+        break;
+      }
+      ASSERT_LT(i, 199) << "the balancer finds one certifier alone";
+      absl::SleepFor(absl::Milliseconds(20));
+    }
+  }
+
   // What happened in one phase.
   struct Tally {
     std::vector<int64_t> nanoseconds;
@@ -250,6 +271,75 @@ class ReplicasTest : public SystemTest {
 TEST_P(ReplicasTest, OneAloneIsReplacedByExactReads) { RunWith(1); }
 TEST_P(ReplicasTest, TwoGoOnAsOne) { RunWith(2); }
 TEST_P(ReplicasTest, FourGoOnAsThree) { RunWith(4); }
+
+TEST_P(ReplicasTest, ABudgetThatReadersAtTwoShareIsNotOverspent) {
+  constexpr double kBudget = 4;  // about thirty reads of both layers, in slices of a few
+  StartReplicas(2, absl::StrCat("gate:\n  lease_duration: 10s\n  risk_mode: cumulative\n",
+                                "  budget_slice_share: 0.1\n  cumulative_budget: ", kBudget, "\n"));
+  const TestSequence data(SmallSpec(), 300, 31);
+  // One balancer, which is connected to both certifiers when both have been asked, and then gives
+  // them views in turn: of the two below, one each.
+  auto worker = client::Worker::Attach(Options(), data.spec);
+  ASSERT_TRUE(worker.ok()) << worker.status();
+  const auto sequence = Put(**worker, data);
+  MeetBoth(**worker, *sequence);
+  std::array<std::unique_ptr<client::Request>, 2> holders;
+  std::array<std::unique_ptr<Attention>, 2> attentions;
+  for (int i = 0; i < 2; ++i) {
+    holders[i] = OpenRequest("shared");  // as two processes would
+    auto attention = Attention::Open(**worker, *sequence, *holders[i]);
+    ASSERT_TRUE(attention.ok()) << attention.status();
+    attentions[i] = *std::move(attention);
+  }
+  double served = 0;
+  double exact = 0;
+  uint32_t seed = 0;
+  const auto read_both = [&] {
+    double certified = 0;
+    for (const auto& attention : attentions) {
+      const std::vector<ReadResult> results = ReadAndCheck(*attention, data, 300, ++seed);
+      exact += SumOfTv(results, Outcome::kExact);
+      certified += SumOfTv(results, Outcome::kCertified);
+    }
+    served += certified;
+    EXPECT_LE(served, kBudget);
+    return certified;
+  };
+  EXPECT_GT(read_both(), 0);
+  int certified_after_a_death = 0;
+  double last = 1;
+  for (int round = 0; round < 8; ++round) {
+    read_both();
+    if (round % 2 == 0) {
+      cluster_->Kill(ClusterService::kCertifier);
+    } else {
+      extra_[0].reset();
+    }
+    // The other one goes on with the slices that gate gives anew.
+    for (int i = 0; i < 5; ++i) {
+      last = read_both();
+      if (last > 0) break;
+      absl::SleepFor(absl::Milliseconds(50));
+    }
+    certified_after_a_death += last > 0 ? 1 : 0;
+    if (round % 2 == 0) {
+      ASSERT_TRUE(cluster_->Restart(ClusterService::kCertifier).ok());
+    } else {
+      StartExtra(1);
+    }
+  }
+  EXPECT_GT(certified_after_a_death, 0);
+  EXPECT_EQ(last, 0) << "the budget is used up, and reads are exact";
+  EXPECT_GT(served, 0.7 * kBudget);
+  double committed = 0;
+  for (const auto& holder : holders) {
+    const auto risk = holder->Close();
+    ASSERT_TRUE(risk.ok()) << risk.status();
+    committed = risk->budget_committed;
+  }
+  // All slices were returned: what is left committed is what was served.
+  EXPECT_NEAR(committed, served + exact, 1e-6);
+}
 
 INSTANTIATE_TEST_SUITE_P(Shapes, ReplicasTest, ::testing::Values(ClusterShape::kThreeProcesses),
                          ShapeName);

@@ -104,4 +104,16 @@ std::string CheckReadAgainstTruth(const TestSequence& sequence, const client::Re
   return "";
 }
 
+double SumOfTv(const std::vector<client::ReadResult>& results, Outcome outcome) {
+  double sum = 0;
+  for (const client::ReadResult& result : results) {
+    for (const ReadCertificate& certificate : result.certificates) {
+      if (certificate.outcome == outcome) {
+        sum += std::ceil(double{certificate.worst_case_tv} * 0x1p40) * 0x1p-40;
+      }
+    }
+  }
+  return sum;
+}
+
 }  // namespace certkv

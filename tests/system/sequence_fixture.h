@@ -37,6 +37,9 @@ std::vector<float> TestQueries(const CacheSpec& spec, uint32_t seed, float sharp
 std::string CheckReadAgainstTruth(const TestSequence& sequence, const client::ReadRequest& read,
                                   const client::ReadResult& result, const Tolerances& tolerances);
 
+// What was used of one outcome, in the units of budgets (2^-40), rounded up read by read.
+double SumOfTv(const std::vector<client::ReadResult>& results, Outcome outcome);
+
 }  // namespace certkv
 
 #endif  // CERTKV_TESTS_SYSTEM_SEQUENCE_FIXTURE_H_
