@@ -172,7 +172,8 @@ ConfigSection GateConfigSection(GateConfig* config) {
   ConfigSection section("gate",
                         "Decides what reads must satisfy and keeps the risk of each request. The "
                         "first seventeen settings and gate_overrides are the policy at start; "
-                        "UpdatePolicy replaces it, and SIGHUP reads it from the file again.");
+                        "UpdatePolicy replaces it, and SIGHUP reads it from the file again; with "
+                        "ledger_redis both hold at all replicas.");
   AddPolicyFields(&config->policy, &section);
   AddEscalationFields(&config->policy, &section);
   section.AddInteger("request_limit", &config->request_limit, {.min = 1, .max = 1'000'000},

@@ -6,8 +6,9 @@
 // entered there, in one atomic step, and only then acted on here. Nothing of it is done when the
 // ledger can't be asked: no slice is given, no batch counted, no read accepted.
 //
-// What a replica keeps for itself: its policy, the terms it leased, and the picture of a request
-// (risk_account.h), which has the batches that were reported to this replica.
+// The policy is there, too, once it was changed (service_policy.h). What a replica keeps for
+// itself: the terms it leased, and the picture of a request (risk_account.h), which has the batches
+// that were reported to this replica.
 //
 // Promises of every implementation (ledger_redis_test breaks each):
 //   1. the slices of a request that were given and not returned, what was decided and what is
@@ -106,6 +107,13 @@ struct LedgerGrant {
   LedgerState state;
 };
 
+// The policy that replicas share; what `text` says is not looked at here.
+struct LedgerPolicy {
+  int64_t version = 0;      // 0: none
+  std::string text = {};    //
+  std::string source = {};  // who changed it, for people
+};
+
 class Ledger {
  public:
   virtual ~Ledger() = default;
@@ -124,6 +132,8 @@ class Ledger {
   virtual absl::StatusOr<LedgerGrant> Decide(const std::string& request, const LedgerTenant& tenant,
                                              int64_t units, bool exact) = 0;
   virtual absl::StatusOr<LedgerState> Close(const std::string& request) = 0;
+  // Puts a policy in the place of one of a lower version; the answer is the one that is there then.
+  virtual absl::StatusOr<LedgerPolicy> PutPolicy(const LedgerPolicy& policy) = 0;
 };
 
 }  // namespace certkv::gate

@@ -10,7 +10,8 @@
 -- are exact, amounts pass through as the strings they are, and a number is looked at for its sign
 -- or to choose, never to add.
 --
--- epoch    id, run (Redis's run_id), started (its time)
+-- epoch    id, run (Redis's run_id), started (its time), version, policy, source (of the policy that
+--          replicas share: with the epoch it goes, and they bring it back)
 -- request  epoch, record, limit, left (limit less what is committed), cover (slices less what is
 --          reported as certified), given (slices), reads, forced, closed, overrun,
 --          s:LEASE = units:window of its tenant, b:REPORTER = last batch
@@ -39,6 +40,15 @@ if operation == 'join' then
 end
 
 if redis.call('HGET', epoch_key, 'id') ~= epoch then return {'EPOCH'} end
+
+-- Versions are small numbers.
+if operation == 'policy' then
+  if tonumber(ARGV[6]) > tonumber(redis.call('HGET', epoch_key, 'version') or '0') then
+    redis.call('HSET', epoch_key, 'version', ARGV[6], 'policy', ARGV[7], 'source', ARGV[8])
+  end
+  local known = redis.call('HMGET', epoch_key, 'version', 'policy', 'source')
+  return {'OK', known[1] or '0', known[2] or '', known[3] or ''}
+end
 
 -- '-0' is no number to HINCRBY.
 local function negative(amount) return amount == '0' and '0' or '-' .. amount end

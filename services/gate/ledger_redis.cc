@@ -224,6 +224,14 @@ absl::StatusOr<RedisLedger::Words> RedisLedger::Step(const std::string& operatio
                                                      const std::string& request,
                                                      const LedgerTenant& tenant,
                                                      const Words& arguments) {
+  return RunInEpoch(operation, request, tenant, arguments, kStateWords);
+}
+
+absl::StatusOr<RedisLedger::Words> RedisLedger::RunInEpoch(const std::string& operation,
+                                                           const std::string& request,
+                                                           const LedgerTenant& tenant,
+                                                           const Words& arguments,
+                                                           size_t word_count_min) {
   CERTKV_ASSIGN_OR_RETURN(Words answer, Run(operation, request, tenant, arguments));
   if (answer[0] == kEnded) {
     {
@@ -232,7 +240,7 @@ absl::StatusOr<RedisLedger::Words> RedisLedger::Step(const std::string& operatio
     }
     CERTKV_ASSIGN_OR_RETURN(answer, Run(operation, request, tenant, arguments));
   }
-  if (answer[0] == kEnded || answer.size() < 1 + kStateWords) {
+  if (answer[0] == kEnded || answer.size() < 1 + word_count_min) {
     return Unavailable("its keys vanish while they are written");
   }
   answer.erase(answer.begin());
@@ -295,6 +303,13 @@ absl::StatusOr<LedgerGrant> RedisLedger::Decide(const std::string& request,
 absl::StatusOr<LedgerState> RedisLedger::Close(const std::string& request) {
   CERTKV_ASSIGN_OR_RETURN(const Words words, Step("close", request, {}, {}));
   return StateOf(words);
+}
+
+absl::StatusOr<LedgerPolicy> RedisLedger::PutPolicy(const LedgerPolicy& policy) {
+  CERTKV_ASSIGN_OR_RETURN(
+      const Words words,
+      RunInEpoch("policy", "", {}, {absl::StrCat(policy.version), policy.text, policy.source}, 3));
+  return LedgerPolicy{ToUnits(words[0]), words[1], words[2]};
 }
 
 }  // namespace certkv::gate

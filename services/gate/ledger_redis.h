@@ -56,6 +56,7 @@ class RedisLedger final : public Ledger {
   absl::StatusOr<LedgerGrant> Decide(const std::string& request, const LedgerTenant& tenant,
                                      int64_t units, bool exact) override;
   absl::StatusOr<LedgerState> Close(const std::string& request) override;
+  absl::StatusOr<LedgerPolicy> PutPolicy(const LedgerPolicy& policy) override;
 
  private:
   using Words = std::vector<std::string>;
@@ -74,7 +75,12 @@ class RedisLedger final : public Ledger {
   absl::StatusOr<Connection> TakeConnection();
   absl::StatusOr<Words> Run(const std::string& operation, const std::string& request,
                             const LedgerTenant& tenant, const Words& arguments);
-  // One step; the answer without its status. An epoch that has ended is joined anew once.
+  // Run; an epoch that has ended is joined anew once. The answer has at least so many words, and no
+  // status.
+  absl::StatusOr<Words> RunInEpoch(const std::string& operation, const std::string& request,
+                                   const LedgerTenant& tenant, const Words& arguments,
+                                   size_t word_count_min);
+  // RunInEpoch of what a request is told of.
   absl::StatusOr<Words> Step(const std::string& operation, const std::string& request,
                              const LedgerTenant& tenant, const Words& arguments);
   // After a call that failed: what does it say of the next ones?

@@ -371,40 +371,6 @@ absl::StatusOr<RiskPage> RequestRegistry::ListRisks(const RiskQuery& query) cons
   return page;
 }
 
-absl::StatusOr<Policy> RequestRegistry::UpdatePolicy(const Policy& policy,
-                                                     absl::string_view source) {
-  CERTKV_RETURN_IF_ERROR(ValidatePolicy(policy));
-  const int64_t now_ms = clock_->NowMs();
-  absl::MutexLock lock(&mutex_);
-  if (policy.version != 0 && policy.version != policy_->version) {
-    return MakeError(absl::StatusCode::kAborted, "POLICY_VERSION",
-                     absl::StrCat("the policy in force has version ", policy_->version,
-                                  ", the update is for version ", policy.version,
-                                  "; get the policy, change it and try again"));
-  }
-  Policy next = policy;
-  next.version = policy_->version + 1;
-  policy_changes_.push_front({.time_ms = now_ms,
-                              .version = next.version,
-                              .source = std::string(source),
-                              .before = DescribePolicy(*policy_),
-                              .after = DescribePolicy(next)});
-  if (policy_changes_.size() > kPolicyChangesMax) policy_changes_.pop_back();
-  policy_ = std::make_shared<const Policy>(next);
-  for (const auto& named : tenants_) named.second->SetLimit(policy_->tenant_budget);
-  return next;
-}
-
-std::vector<PolicyChange> RequestRegistry::PolicyChanges() const {
-  absl::ReaderMutexLock lock(&mutex_);
-  return {policy_changes_.begin(), policy_changes_.end()};
-}
-
-absl::StatusOr<PolicyTrial> RequestRegistry::TryPolicy(const Policy& policy) const {
-  CERTKV_RETURN_IF_ERROR(ValidatePolicy(policy));
-  return sample_.Try(policy);
-}
-
 std::vector<NamedEvent> RequestRegistry::ListEvents(int64_t since_ms, int32_t count) const {
   // The `count` requests with the latest events have all that is told: each has one at least that
   // comes before those of the others. No other request is locked.

@@ -7,7 +7,7 @@
 //   1. at most `request_limit` requests are kept; an open one is never dropped for another;
 //   2. a closed request is kept for the retention time unless its place is needed, or more than
 //      `retained_limit` are closed: the oldest go first, with the next sweep;
-//   3. policy versions rise.
+//   3. policy versions never fall.
 //
 // With a shared ledger (ledger.h) a request of another replica is known here from its first call on
 // (Adopt), and OpenRequest, Adopt, Report, Decide and CloseRequest block until the ledger has
@@ -93,6 +93,10 @@ struct TenantStanding {
   double committed = 0;
 };
 
+// Is an update for version `asked` (0: any) one of the policy in force?
+// Errors: Aborted [POLICY_VERSION].
+absl::Status CheckPolicyVersion(int64_t asked, int64_t in_force);
+
 class RequestRegistry {
  public:
   // `config` is valid; `clock` and `ledger` (null: none is shared) outlive the registry.
@@ -140,8 +144,11 @@ class RequestRegistry {
   // PolicyChanges.
   // Errors: InvalidArgument [POLICY_INVALID]; Aborted [POLICY_VERSION].
   absl::StatusOr<Policy> UpdatePolicy(const Policy& policy, absl::string_view source = "");
+  // Puts a valid policy in force as it is, with its version, unless that is lower.
+  void AdoptPolicy(const Policy& policy, absl::string_view source);
   // The latest kPolicyChangesMax, the latest first; the policy at start is one.
   std::vector<PolicyChange> PolicyChanges() const;
+  PolicyChange LatestPolicyChange() const;
   // What would `policy` have made of the reads reported lately?
   // Errors: InvalidArgument [POLICY_INVALID].
   absl::StatusOr<PolicyTrial> TryPolicy(const Policy& policy) const;
@@ -204,6 +211,8 @@ class RequestRegistry {
   absl::Status MakeRoom() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Null for "", the budget of no tenant.
   absl::StatusOr<std::shared_ptr<TenantBudget>> TenantOf(const std::string& tenant)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void PutPolicy(const Policy& policy, absl::string_view source, int64_t now_ms)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void RollTenantWindow(int64_t now_ms) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <boost/asio/steady_timer.hpp>
 #include <chrono>
+#include <functional>
 #include <string>
 #include <utility>
 
@@ -20,9 +21,11 @@
 #include "services/common/runtime_directory.h"
 #include "services/gate/convert.h"
 #include "services/gate/dashboard.h"
+#include "services/gate/ledger.h"
 #include "services/gate/metrics.h"
 #include "services/gate/request_registry.h"
 #include "services/gate/service_ledger.h"
+#include "services/gate/service_policy.h"
 #include "services/gate/service_store.h"
 #include "services/gate/service_streams.h"
 
@@ -51,6 +54,7 @@ class GateServer::Core final : public v1::Gate::CallbackService,
         io_context_(io_context),
         ledger_(std::move(ledger)),
         registry_(config, clock, ledger_->ledger()),
+        policy_share_(&registry_, ledger_->ledger()),
         store_(config.store_socket.empty() ? absl::StrCat(RuntimeDirectory(), "/kvstore.sock")
                                            : config.store_socket,
                config.store_token_file, clock),
@@ -71,6 +75,8 @@ class GateServer::Core final : public v1::Gate::CallbackService,
     absl::MutexLock lock(&timer_mutex_);
     stopped_ = true;
     timer_.cancel();
+    timer_mutex_.Await(absl::Condition(
+        +[](int* count) { return *count == 0; }, &background_count_));
   }
   void Drain() { streams_.DrainAll(); }
   std::vector<HttpRoute> HttpRoutes() {
@@ -186,11 +192,11 @@ class GateServer::Core final : public v1::Gate::CallbackService,
   ServerUnaryReactor* UpdatePolicy(CallbackServerContext* context,
                                    const v1::UpdatePolicyRequest* request,
                                    v1::Policy* response) override {
-    return Unary(context, Scope::kAdmin, [&](const Identity& caller) -> absl::Status {
+    return AtLedger(context, Scope::kAdmin, [=, this](const Identity& caller) -> absl::Status {
       CERTKV_RETURN_IF_ERROR(caller.CheckAllTenants("the policy"));
       CERTKV_ASSIGN_OR_RETURN(const gate::Policy asked, gate::PolicyFromProto(request->policy()));
       CERTKV_ASSIGN_OR_RETURN(const gate::Policy policy,
-                              registry_.UpdatePolicy(asked, context->peer()));
+                              policy_share_.Update(asked, context->peer()));
       LogPolicy(policy, context->peer());
       *response = gate::PolicyToProto(policy);
       return absl::OkStatus();
@@ -242,20 +248,22 @@ class GateServer::Core final : public v1::Gate::CallbackService,
     });
   }
 
+  // Takes the policy of the other replicas. Blocks as the ledger does.
+  void SyncPolicy() {
+    const absl::StatusOr<bool> changed = policy_share_.Sync();
+    if (changed.ok() && *changed) {
+      LogPolicy(registry_.policy(), registry_.LatestPolicyChange().source);
+    }
+    const bool had_failed = policy_sync_failed_.exchange(!changed.ok());
+    if (changed.ok()) return;
+    registry_.mutable_counters()->ledger_failures.fetch_add(1, std::memory_order_relaxed);
+    if (had_failed) return;
+    Log(LogLevel::kWarning, "policy_not_shared", {{"message", changed.status().message()}});
+  }
+
   // The policy of a config file that was read again.
   void Reload(const GateConfig& config) {
-    gate::Policy asked = config.policy;
-    const gate::Policy before = registry_.policy();
-    asked.version = before.version;
-    if (gate::SamePolicy(asked, before)) return;
-    asked.version = 0;
-    const absl::StatusOr<gate::Policy> policy = registry_.UpdatePolicy(asked, "config file");
-    if (policy.ok()) {
-      LogPolicy(*policy, "config file");
-    } else {
-      Log(LogLevel::kError, "policy_refused",
-          {{"source", "config file"}, {"message", policy.status().message()}});
-    }
+    RunInBackground([this, asked = config.policy] { ReloadPolicy(asked); });
   }
 
  private:
@@ -296,6 +304,37 @@ class GateServer::Core final : public v1::Gate::CallbackService,
         request, [&caller](absl::string_view tenant) { return caller.MayUse(tenant); });
   }
 
+  // Runs `task` where it may wait for the ledger; Stop waits for it.
+  void RunInBackground(std::function<void()> task) {
+    {
+      absl::MutexLock lock(&timer_mutex_);
+      if (stopped_) return;
+      ++background_count_;
+    }
+    ledger_->Run([this, task = std::move(task)] {
+      task();
+      absl::MutexLock lock(&timer_mutex_);
+      --background_count_;
+    });
+  }
+
+  void ReloadPolicy(gate::Policy asked) {
+    // Another replica may have read the same file a moment ago.
+    const absl::Status synced = policy_share_.Sync().status();
+    const gate::Policy before = registry_.policy();
+    asked.version = before.version;
+    if (synced.ok() && gate::SamePolicy(asked, before)) return;
+    asked.version = 0;
+    const absl::StatusOr<gate::Policy> policy =
+        synced.ok() ? policy_share_.Update(asked, "config file") : synced;
+    if (policy.ok()) {
+      LogPolicy(*policy, "config file");
+    } else {
+      Log(LogLevel::kError, "policy_refused",
+          {{"source", "config file"}, {"message", policy.status().message()}});
+    }
+  }
+
   static void LogPolicy(const gate::Policy& policy, absl::string_view source) {
     Log(LogLevel::kInfo, "policy_updated",
         {{"version", policy.version},
@@ -306,6 +345,12 @@ class GateServer::Core final : public v1::Gate::CallbackService,
   void Tick() {
     streams_.TickAll();
     if (++tick_count_ % kTicksPerSweep != 0) return;
+    if (ledger_->ledger() != nullptr && !policy_syncs_.exchange(true)) {
+      RunInBackground([this] {
+        SyncPolicy();
+        policy_syncs_ = false;
+      });
+    }
     const int32_t idle_count = registry_.Sweep();
     if (idle_count > 0) Log(LogLevel::kInfo, "idle_requests_closed", {{"requests", idle_count}});
   }
@@ -316,11 +361,15 @@ class GateServer::Core final : public v1::Gate::CallbackService,
   boost::asio::io_context* const io_context_;
   const std::unique_ptr<gate::LedgerRunner> ledger_;
   gate::RequestRegistry registry_;
+  gate::PolicyShare policy_share_;
   gate::StoreWatcher store_;
   gate::StreamSet streams_;
   std::atomic<int64_t> tick_count_ = 0;
+  std::atomic<bool> policy_syncs_ = false;
+  std::atomic<bool> policy_sync_failed_ = false;
   absl::Mutex timer_mutex_;
   bool stopped_ ABSL_GUARDED_BY(timer_mutex_) = false;
+  int background_count_ ABSL_GUARDED_BY(timer_mutex_) = 0;
   boost::asio::steady_timer timer_ ABSL_GUARDED_BY(timer_mutex_);
 };
 
@@ -335,7 +384,13 @@ absl::StatusOr<std::unique_ptr<GateServer>> GateServer::Create(const GateConfig&
   CERTKV_RETURN_IF_ERROR(gate::ValidatePolicy(config.policy));
   CERTKV_ASSIGN_OR_RETURN(std::unique_ptr<gate::LedgerRunner> ledger,
                           gate::LedgerRunner::Create(config));
+  const bool is_shared = ledger->ledger() != nullptr;
   auto core = std::make_shared<Core>(config, clock, io_context, access, std::move(ledger));
+  if (is_shared) {
+    const gate::LedgerDeadline limit(std::chrono::steady_clock::now() +
+                                     std::chrono::milliseconds(config.ledger_timeout_ms));
+    core->SyncPolicy();
+  }
   core->ScheduleTick();
   return std::unique_ptr<GateServer>(new GateServer(std::move(core)));
 }

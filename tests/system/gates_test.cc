@@ -1,7 +1,9 @@
 // Clients of two gates that share a ledger, one of them killed at a time: requests go on at the
 // other, and nothing is counted twice or overspent.
 #include <gtest/gtest.h>
+#include <signal.h>
 
+#include <fstream>
 #include <memory>
 #include <string>
 #include <vector>
@@ -9,8 +11,11 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "certkv/gate/v1/gate.grpc.pb.h"
 #include "clients/cli/child_process.h"
+#include "clients/cpp/rpc.h"
 #include "tests/support/redis_server.h"
+#include "tests/system/run_cli.h"
 #include "tests/system/system_fixture.h"
 
 namespace certkv {
@@ -118,6 +123,41 @@ TEST_P(GatesTest, RequestsGoOnAtTheOtherGateAndAreCountedOnce) {
     // All slices were returned: the ledger has what was read, once, whoever counted it.
     EXPECT_NEAR(risk->budget_committed, certified[i] + exact[i], 1e-6) << i;
   }
+}
+
+TEST_P(GatesTest, APolicyThatIsSetAtOneGateHoldsAtBothAndOutlivesEither) {
+  Start("");
+  const auto policy_of = [this](int gate) {
+    gate::v1::Policy policy;
+    const absl::Status status =
+        client::CallUnary(20000, client::Retry::kIdempotent, [&](grpc::ClientContext& context) {
+          return gate::v1::Gate::NewStub(client::MakeChannel("unix:" + sockets_[gate]))
+              ->GetPolicy(&context, {}, &policy);
+        });
+    EXPECT_TRUE(status.ok()) << status;
+    return policy;
+  };
+  const auto wait_for = [&](int gate, int64_t version) {
+    for (int i = 0; i < 500 && policy_of(gate).version() < version; ++i) {
+      absl::SleepFor(absl::Milliseconds(20));
+    }
+    return policy_of(gate);
+  };
+  EXPECT_EQ(policy_of(1).version(), 1);
+  const auto set = RunCli("--gate unix:" + sockets_[0] + " policy set --tv-tolerance 0.03");
+  ASSERT_EQ(set.exit_code, 0) << set.errors;
+  EXPECT_EQ(policy_of(0).version(), 2);
+  EXPECT_FLOAT_EQ(wait_for(1, 2).tolerances().tv_tolerance(), 0.03f);
+  // A gate that starts has it before it serves.
+  Kill(0);
+  Restart(0);
+  EXPECT_EQ(policy_of(0).version(), 2);
+  // A file that is read again holds at both, too.
+  const std::string config = cluster_->ConfigPath(ClusterService::kGate);
+  std::ofstream(config, std::ios::app) << "  tv_tolerance: 0.04\n";
+  ASSERT_EQ(kill(gate_one_->pid(), SIGHUP), 0);
+  EXPECT_FLOAT_EQ(wait_for(0, 3).tolerances().tv_tolerance(), 0.04f);
+  EXPECT_FLOAT_EQ(wait_for(1, 3).tolerances().tv_tolerance(), 0.04f);
 }
 
 TEST_P(GatesTest, WithoutAnyGateReadsAreExactAndWithOneCertifiedAgain) {
