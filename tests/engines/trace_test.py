@@ -1,6 +1,7 @@
 """certkv.trace: what is recorded is what the model's attention used, and the C++ tools read it."""
 
 import copy
+import dataclasses
 import json
 import os
 import subprocess
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 import torch
-from conftest import ROOT, dense_attention, generate
+from conftest import ROOT, RecordedCache, dense_attention, generate
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 from transformers_models_test import tiny, tokens
@@ -215,6 +216,35 @@ def test_generation_loads_what_calibration_of_the_trace_proposes(model, recorded
     for layer in expected["layers"]:
         of_layer = records[(records["layer"] == layer["layer"]) & (records["outcome"] == 1)]
         assert np.all(of_layer["worst_case_tv"] <= np.float32(layer["tv_tolerance"]))
+
+
+def test_generation_reads_with_the_witness_weights_of_calibration(
+    model, recorded, prompt, tmp_path
+):
+    options = ["--formats", "K6V8w1c", "--spec", tmp_path / "spec"]
+    subprocess.run([CERTKV, "calibrate", recorded[0], *options], check=True, capture_output=True)
+    layers = certkv.CacheSpec.from_file(tmp_path / "spec").layers
+    weights = np.array([layer.witness_weights for layer in layers])
+    assert weights.shape == (30, 3, 64) and weights.max() > 2 * weights.min()
+    plain = [dataclasses.replace(layer, witness_weights=()) for layer in layers]
+    model.set_attn_implementation("certkv")
+    bounds = {}
+    with certkv.embedded() as server:
+        for name, formats in (("weights", layers), ("plain", plain)):
+            with RecordedCache(
+                model, server.target, layers=formats, original_dtype="float16", read_mode="OBSERVE"
+            ) as cache:
+                generate(model, torch.tensor([prompt]), cache, 6)
+                assert cache.spec.layers[7].witness_weights == formats[7].witness_weights
+                for layer, count, query, output, records in cache.reads:
+                    keys, values = cache.keys_and_values(layer, count)
+                    dense = dense_attention(query, keys, values, cache.spec.logit_scale)
+                    error = np.linalg.norm(output - dense, axis=1)
+                    slack = FLOAT_SLACK * np.linalg.norm(dense, axis=1)
+                    assert np.all(error <= records["output_error_bound"] + slack)
+                bounds[name] = cache.certificates()["first_worst_case_tv"]
+    # The same bytes of keys, known better.
+    assert np.mean(bounds["weights"]) < 0.95 * np.mean(bounds["plain"])
 
 
 def test_formats_of_another_number_of_layers_are_refused(model):

@@ -44,8 +44,25 @@ def tokens(count, seed=2):
     return torch.randint(1, VOCABULARY, (1, count), generator=generator)
 
 
+def rope(kind, **parameters):
+    """RoPE whose frequencies are changed once and for all, for contexts of more than 64 tokens."""
+    own = {"original_max_position_embeddings": 64} if kind != "linear" else {}
+    return {"rope_type": kind, "rope_theta": 10000.0, "factor": 4.0, **own, **parameters}
+
+
 FAMILIES = {
     "llama": lambda: tiny(LlamaConfig, LlamaForCausalLM),
+    "llama with linear RoPE": lambda: tiny(
+        LlamaConfig, LlamaForCausalLM, rope_parameters=rope("linear")
+    ),
+    "llama with its own RoPE for long contexts": lambda: tiny(
+        LlamaConfig,
+        LlamaForCausalLM,
+        rope_parameters=rope("llama3", low_freq_factor=1.0, high_freq_factor=4.0),
+    ),
+    "llama with YaRN": lambda: tiny(
+        LlamaConfig, LlamaForCausalLM, max_position_embeddings=256, rope_parameters=rope("yarn")
+    ),
     "llama with biased projections": lambda: tiny(
         LlamaConfig, LlamaForCausalLM, attention_bias=True
     ),
@@ -181,6 +198,8 @@ def test_models_that_are_not_covered_are_refused(server):
     half = torch.float16
     dynamic = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
     assert "'dynamic'" in message(tiny(*llama, half, rope_parameters=dynamic))
+    longrope = rope("longrope", short_factor=[1.0] * 32, long_factor=[2.0] * 32)
+    assert "'longrope'" in message(tiny(*llama, half, rope_parameters=longrope))
     gemma = (Gemma3TextConfig, Gemma3ForCausalLM)
     model = tiny(*gemma, half, attn_logit_softcapping=50.0)
     assert "attn_logit_softcapping is 50.0" in message(model)
