@@ -23,7 +23,7 @@ BLOCK = 64
 _LAYERS_MAX = 256
 
 
-def spec_for(config, key_format, value_format):
+def spec_for(config, key_format, value_format, **others):
     return certkv.CacheSpec.uniform(
         "evaluation",
         layer_count=1,
@@ -32,6 +32,7 @@ def spec_for(config, key_format, value_format):
         head_dim=config.hidden_size // config.num_attention_heads,
         key_format=key_format,
         value_format=value_format,
+        **others,
     )
 
 
@@ -40,9 +41,12 @@ class Reader:
 
     current = None
 
-    def __init__(self, client, request, salt):
-        """`salt` > 0 tells runs apart whose keys differ for equal token ids."""
-        self._client, self._request = client, request
+    def __init__(self, caches, salt):
+        """`caches`: (client, request) of each layer, or one for all of them.
+
+        `salt` > 0 tells runs apart whose keys differ for equal token ids.
+        """
+        self._caches = caches
         self._salt = salt
         self.token_ids = []
         self.certificates = []  # of each layer, then position
@@ -61,14 +65,15 @@ class Reader:
         [queries or tokens, heads, d] each, keys and values float16 -> [queries, query heads, d].
         """
         count, first = len(keys), len(keys) - len(queries)
+        client, request = self._caches[layer if len(self._caches) > 1 else 0]
         # The first id says which run and layer: block keys chain from it.
         ids = [self._salt * _LAYERS_MAX + layer, *self.token_ids[1:]]
         outputs = np.empty(queries.shape, np.float32)
         put = max(first, 1)
         waiting = list(range(first, put))  # positions whose token is in the sequence
-        with self._client.put_sequence(
+        with client.put_sequence(
             ids[:put], [(keys[:put], values[:put])]
-        ) as sequence, self._client.attention(sequence, self._request) as attention:
+        ) as sequence, client.attention(sequence, request) as attention:
 
             def read():
                 reads = attention.attend_many([(0, p, queries[p - first]) for p in waiting])

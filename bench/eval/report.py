@@ -13,21 +13,37 @@ JSON = ROOT / "bench/results/evaluation.json"
 PAGE = ROOT / "docs/evaluation.md"
 PICTURE = ROOT / "docs/evaluation.svg"
 BEGIN, END = "<!-- table: ./dev eval -->", "<!-- end of table -->"
-WINDOWS = {"prose": "#1f5fa8", "code": "#2f8f4e", "outliers": "#c0392b"}
+WINDOWS = {"prose": "#1f5fa8", "code": "#2f8f4e", "copy": "#8e44ad", "outliers": "#c0392b"}
+LABELS = {"copy": "copy of random tokens", "outliers": "prose, outlier channels"}
+GATES = ("", "ungated", "gated", "tight")  # FP16 has none
 
 
 def collect(folder):
-    """stage -> item -> configuration -> result, of items whose configurations are all there."""
+    """stage -> item -> configuration -> result, of items that FP16 was measured on."""
     stages = {}
     for path in sorted(folder.glob("*.json")):
         stage, item, _ = path.stem.split("-", 2)
         result = json.loads(path.read_text())
         del result["summary"]
+        result.pop("token_ids", None)
         stages.setdefault(stage, {}).setdefault(item, {})[result.pop("configuration")] = result
     for stage, items in stages.items():
-        most = max(len(results) for results in items.values())
-        stages[stage] = {item: r for item, r in items.items() if len(r) == most}
+        stages[stage] = {item: r for item, r in items.items() if "FP16" in r}
     return stages
+
+
+def configurations(stages):
+    """All that have a window of prose and of code, FP16 first, then by format and gate."""
+    windows = [
+        {name for results in stages[kind].values() for name in results}
+        for kind in ("prose", "code")
+    ]
+
+    def place(name):
+        form, _, gate = name.partition(" ")
+        return name != "FP16", form, GATES.index(gate)
+
+    return sorted(windows[0] & windows[1], key=place)
 
 
 def change_percent(window, base):
@@ -35,8 +51,15 @@ def change_percent(window, base):
 
 
 def of_windows(items, configuration):
-    """Changes against FP16 over some windows: percent of perplexity, its standard error, worst."""
-    pairs = [(results[configuration], results["FP16"]) for results in items.values()]
+    """Changes against FP16 over the windows that have both, or None: percent of perplexity, its
+    standard error, worst."""
+    pairs = [
+        (results[configuration], results["FP16"])
+        for results in items.values()
+        if configuration in results
+    ]
+    if not pairs:
+        return None
     tokens = sum(base["token_count"] for _, base in pairs)
     mean = sum(one["nll_sum"] - base["nll_sum"] for one, base in pairs) / tokens
     # Stretches of 64 tokens as samples.
@@ -44,6 +67,8 @@ def of_windows(items, configuration):
     centre = sum(samples) / len(samples)
     variance = sum((sample - centre) ** 2 for sample in samples) / max(1, len(samples) - 1)
     return {
+        "windows": len(pairs),
+        "tokens": tokens,
         "change": 100 * math.expm1(mean),
         "error": 100 * math.sqrt(variance / len(samples)),
         "worst_window": max(change_percent(one, base) for one, base in pairs),
@@ -53,8 +78,11 @@ def of_windows(items, configuration):
     }
 
 
-def has(items, configuration):
-    return all(configuration in results for results in items.values())
+def spread(made):
+    """Cell of a change and its standard error."""
+    if made is None:
+        return ""
+    return f"{made['change']:+.2f} ± {made['error']:.2f}"
 
 
 def share(items, configuration, part, whole):
@@ -63,88 +91,74 @@ def share(items, configuration, part, whole):
     return sum(part(result) for result in results) / total if total else 0.0
 
 
-def row(stages, configuration):
-    """Cells of the table of one configuration."""
-    natural = {
+def natural_windows(stages):
+    return {
         f"{kind}{item}": results
         for kind in ("prose", "code")
-        for item, results in stages.get(kind, {}).items()
+        for item, results in stages[kind].items()
     }
-    cells = [f"`{configuration}`" if configuration != "FP16" else "FP16"]
-    for kind in ("prose", "code"):
-        made = of_windows(stages[kind], configuration)
-        cells.append(f"{made['change']:+.2f} ± {made['error']:.2f}")
+
+
+def row(stages, configuration):
+    """Cells of the table of one configuration."""
+    natural = natural_windows(stages)
     made = of_windows(natural, configuration)
+    cells = [f"`{configuration}`" if configuration != "FP16" else "FP16", f"{made['tokens']:,}"]
+    cells += [spread(of_windows(stages[kind], configuration)) for kind in ("prose", "code")]
     cells += [
         f"{made['worst_window']:+.2f}",
         f"{made['worst_stretch']:+.3f}",
         f"{100 * made['same_top']:.1f}",
     ]
-    if has(stages["outliers"], configuration):
-        outliers = of_windows(stages["outliers"], configuration)["change"]
-        cells.append(f"{outliers:+.2f}" if abs(outliers) < 100 else f"{outliers:+.0f}")
-    else:
-        cells.append("")
-    for stage in ("retrieval", "needles"):
-        right, asked = (lambda r: r["right"]), (lambda r: r["digit_count"])
-        found = share(stages[stage], configuration, right, asked)
-        cells.append(f"{100 * found:.0f}" if has(stages[stage], configuration) else "")
+    copied = of_windows(stages.get("copy", {}), configuration)
+    cells += [spread(copied), f"{100 * copied['same_top']:.1f}" if copied else ""]
+    cells.append(spread(of_windows(stages.get("outliers", {}), configuration)))
+    asked = [r[configuration] for r in stages.get("retrieval", {}).values() if configuration in r]
+    right, digits = (sum(r[field] for r in asked) for field in ("right", "digit_count"))
+    cells.append(f"{right} of {digits}" if asked else "")
+    decoded = [r[configuration] for r in stages.get("greedy", {}).values() if configuration in r]
+    cells.append(", ".join(str(r["first_other"]) for r in decoded))
     if configuration == "FP16":
-        return cells + ["", ""]
+        return cells + ["", "", ""]
     reads = lambda r: r["read_count"]
     accepted = share(natural, configuration, lambda r: r["rungs"][1] - r["observed_reads"], reads)
     again = share(natural, configuration, lambda r: r["repair_bytes"], lambda r: r["read_bytes"])
-    return cells + [f"{100 * accepted:.1f}", f"{100 * again:.1f}"]
+    took = share(natural, configuration, lambda r: r["read_us_per_token"] / 1000, lambda _: 1)
+    return cells + [f"{100 * accepted:.1f}", f"{100 * again:.1f}", f"{took:.1f}"]
 
 
 HEAD = (
     ("format, gate", ":--"),
+    ("tokens", "--:"),
     ("prose, %", "--:"),
     ("code, %", "--:"),
     ("worst window, %", "--:"),
     ("worst 64 tokens, nats", "--:"),
     ("same first choice, %", "--:"),
+    ("copy, %", "--:"),
+    ("copy, same first choice, %", "--:"),
     ("outlier model, %", "--:"),
-    ("digits found, %", "--:"),
-    ("the same, outlier model, %", "--:"),
+    ("digits found", "--:"),
+    ("greedy, tokens until another", "--:"),
     ("certified at once, %", "--:"),
     ("read again, %", "--:"),
+    ("reads, ms per token", "--:"),
 )
 
 
 def table(stages):
-    order = list(next(iter(stages["prose"].values())))
     lines = [[name for name, _ in HEAD], [rule for _, rule in HEAD]]
-    order.sort(
-        key=lambda name: (
-            name != "FP16",
-            name.split()[0],
-            "ungated gated tight".find(name.split()[-1]),
-        )
-    )
-    lines += [row(stages, configuration) for configuration in order]
+    lines += [row(stages, configuration) for configuration in configurations(stages)]
     text = "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
     counts = {kind: len(items) for kind, items in stages.items()}
-    tokens = sum(
-        r["FP16"]["token_count"] for k in WINDOWS if k != "outliers" for r in stages[k].values()
-    )
+    tokens = of_windows(natural_windows(stages), "FP16")["tokens"]
     note = (
-        f"{counts['prose']} windows of prose, {counts['code']} of code, {counts['outliers']} of "
-        f"the outlier model, {counts['retrieval']} questions; {tokens:,} tokens are counted in "
-        "prose and code."
+        f"FP16: {counts['prose']} windows of prose and {counts['code']} of code, {tokens:,} tokens "
+        "counted; a row with fewer had no time for all, and is compared with FP16 on its own "
+        f"windows. {counts.get('copy', 0)} windows of copies, {counts.get('outliers', 0)} of the "
+        f"outlier model, {counts.get('retrieval', 0)} questions, {counts.get('greedy', 0)} greedy "
+        "continuations."
     )
-    greedy = stages.get("greedy", {}).get("00", {})
-    said = [
-        f"`{name}` {result['first_other']}"
-        for name, result in sorted(greedy.items())
-        if name != "FP16"
-    ]
-    if said:
-        count = next(iter(greedy.values()))["token_count"]
-        note += (
-            f"\n\nGreedy decoding of {count} tokens with `certkv.transformers`, tokens until the "
-            f"first that FP16 doesn't choose: {', '.join(said)}."
-        )
     return text + "\n\n" + note + "\n"
 
 
@@ -157,18 +171,17 @@ def height(percent):
 
 
 def picture(stages):
-    order = [name for name in sorted(next(iter(stages["prose"].values()))) if name != "FP16"]
-    order.sort(key=lambda name: (name.split()[0], "ungated gated tight".find(name.split()[1])))
+    order = configurations(stages)[1:]
     dots = [
         (order.index(name), kind, change_percent(result, results["FP16"]))
         for kind in WINDOWS
         for results in stages.get(kind, {}).values()
         for name, result in results.items()
-        if name != "FP16"
+        if name in order
     ]
     top = max(height(p) for _, _, p in dots) + 25
     bottom = min(0, min(height(p) for _, _, p in dots)) - 15
-    left, step = 70, 62
+    left, step = 70, 72
     width, tall = left + step * len(order) + 20, top - bottom + 90
     zero = top + 30
     parts = [
@@ -186,7 +199,7 @@ def picture(stages):
             f'<line x1="{left}" x2="{width - 10}" y1="{y:.1f}" y2="{y:.1f}" stroke="{shade}"/>'
         )
         parts.append(f'<text x="{left - 6}" y="{y + 4:.1f}" text-anchor="end">{percent:+g}</text>')
-    shift = {kind: 12 * (i - 1) for i, kind in enumerate(WINDOWS)}
+    shift = {kind: 12 * (i - 1.5) for i, kind in enumerate(WINDOWS)}
     for column, kind, percent in dots:
         x = left + step * (column + 0.5) + shift[kind]
         parts.append(
@@ -200,8 +213,8 @@ def picture(stages):
                 f'<text x="{x:.1f}" y="{y + 14 * line:.1f}" text-anchor="middle">{word}</text>'
             )
     for i, (kind, colour) in enumerate(WINDOWS.items()):
-        x, y = left + 110 * i, tall - 10
-        label = "prose, outlier channels" if kind == "outliers" else kind
+        x, y = left + 150 * i, tall - 10
+        label = LABELS.get(kind, kind)
         parts.append(f'<circle cx="{x + 4}" cy="{y - 4:.0f}" r="3.5" fill="{colour}"/>')
         parts.append(f'<text x="{x + 12}" y="{y:.0f}">{label}</text>')
     return "\n".join(parts + ["</svg>\n"])
@@ -214,7 +227,7 @@ def main():
     options = parser.parse_args()
     if not options.from_json:
         stages = collect(options.folder)
-        lacking = [kind for kind in (*WINDOWS, "retrieval", "needles") if not stages.get(kind)]
+        lacking = [kind for kind in ("prose", "code") if not stages.get(kind)]
         if lacking:
             sys.exit(
                 f"{options.folder} has no finished {', '.join(lacking)} yet; run evaluate.py on"

@@ -7,19 +7,22 @@ _FILLER = (
     "The grass is green. ", "The sky is blue. ", "The sun is yellow. ", "Here we go. ",
     "There and back again. ",
 )  # fmt: skip
-_KEYS = ("river", "castle", "engine", "garden", "window", "forest", "bottle", "mirror")
+_NAMES = ("river", "castle", "engine", "garden", "window", "forest", "bottle", "mirror")
+_COLOURS = ("red", "white", "green", "black", "brown", "golden")
+_KEYS = [f"{colour} {name}" for colour in _COLOURS for name in _NAMES]
 _DEPTHS = (0.1, 0.5, 0.9)
+_KEY_COUNTS = (1, 8, 32)
 _DIGITS = 6
 
 
 def make_question(tokenizer, item, length):
     """(prompt ids, answer ids, what it is); the same for every call with the same item.
 
-    Even items have one key, odd ones four, of which one is asked for.
+    Items go through 1, 8 and 32 keys, of which one is asked for, then through the depths.
     """
     drawn = random.Random(item)
-    depth = _DEPTHS[item // 2 % len(_DEPTHS)]
-    keys = drawn.sample(_KEYS, 1 if item % 2 == 0 else 4)
+    depth = _DEPTHS[item // len(_KEY_COUNTS) % len(_DEPTHS)]
+    keys = drawn.sample(_KEYS, _KEY_COUNTS[item % len(_KEY_COUNTS)])
     numbers = {key: "".join(drawn.choices("0123456789", k=_DIGITS)) for key in keys}
     facts = [f"The magic number of the {key} is {numbers[key]}. " for key in keys]
     asked = keys[0]
