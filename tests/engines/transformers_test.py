@@ -1,7 +1,9 @@
 """generate() of a real model through certified attention, against dense attention."""
 
+import contextlib
 import os
 import signal
+import time
 
 import numpy as np
 import pytest
@@ -157,3 +159,40 @@ def test_a_store_that_is_not_there_is_an_error(model, tmp_path):
             original_dtype="float16",
             client_options={"rpc_timeout_ms": 300},
         )
+
+
+class Times(StoppingCriteria):
+    """When each new token was there, in seconds; never stops."""
+
+    def __init__(self):
+        self.at = []
+
+    def __call__(self, input_ids, scores, **_):
+        self.at.append(time.monotonic())
+        return torch.zeros(input_ids.shape[0], dtype=torch.bool)
+
+
+@pytest.mark.long
+def test_times_per_token(model, server, prompt, capsys):
+    """Prints them: with the model's own attention, and with certified reads."""
+    medians = {}
+    for name in ("sdpa", "K8V4", "K8V8", "EXACT"):
+        if name == "sdpa":
+            cache = contextlib.nullcontext(RoundedCache(model))
+        elif name == "EXACT":
+            cache = make_cache(model, server, read_mode="EXACT")
+        else:
+            cache = make_cache(model, server, key_format=name[:2], value_format=name[2:])
+        times = Times()
+        with cache as opened:
+            generate(model, prompt, opened, NEW_TOKENS, stopping_criteria=[times])
+        steps = np.diff(times.at)
+        assert len(steps) == NEW_TOKENS - 1
+        medians[name] = float(np.median(steps))
+    with capsys.disabled():
+        print(f"\nmedian milliseconds of a token after {prompt.shape[1]} of prompt, float32:")
+        for name, median in medians.items():
+            share = median / medians["sdpa"]
+            print(f"  {name:8} {1000 * median:8.1f}  {share:5.2f} times sdpa's")
+        print(f"  load of the machine: {os.getloadavg()}, {os.cpu_count()} processors")
+    assert medians["K8V4"] < 10 * medians["sdpa"]
