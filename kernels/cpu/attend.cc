@@ -49,11 +49,11 @@ AttendState* LayOut(const AttendArgs& args, int32_t atom_count, Arena* arena) {
   s.pair_queries = arena->Take<float>(heads * kRow);
   s.scores = arena->Take<float>(heads * kTileTokens);
   s.weights = arena->Take<int16_t>(heads * kTileTokens);
-  s.weight_unit = arena->Take<float>(heads);
+  s.weight_unit = arena->Take<float>(heads + kQuadHeads);
   s.terms = arena->Take<int32_t>(heads * kTermRow);
-  s.term_unit = arena->Take<float>(heads);
-  s.term_base = arena->Take<float>(heads);
-  s.term_bias = arena->Take<int32_t>(heads);
+  s.term_unit = arena->Take<float>(heads + kQuadHeads);
+  s.term_base = arena->Take<float>(heads + kQuadHeads);
+  s.term_bias = arena->Take<int32_t>(heads + kQuadHeads);
   s.rotated = arena->Take<float>(heads * kRow);
   s.plain = arena->Take<float>(heads * kRow);
   s.tile_scale = arena->Take<float>(kRow);
@@ -93,9 +93,9 @@ void PrepareQuery(AttendState* s, int g) {
   const auto bound = [&](double square) {
     return RoundUp(args.logit_scale * std::sqrt(square) * (1 + 0x1p-40) + 0x1p-140);
   };
-  HeadState& head = s->heads[g];
-  head.query_norm = bound(norm_square);
-  for (int b = 0; b < layout.witness_bands; ++b) head.band_norm[b] = bound(band_squares[b]);
+  HeadStates& heads = s->heads;
+  heads.query_norm[g] = bound(norm_square);
+  for (int b = 0; b < layout.witness_bands; ++b) heads.band_norm[b][g] = bound(band_squares[b]);
   if (layout.key_format != KeyFormat::kFp8E4m3) return;
   // Words of a quad hold channels (0, 4), (2, 6) of its half of 8, and (1, 5), (3, 7).
   constexpr int kPairOrder[8] = {0, 4, 2, 6, 1, 5, 3, 7};
@@ -105,19 +105,18 @@ void PrepareQuery(AttendState* s, int g) {
 }
 
 void PrepareHead(AttendState* s, int g) {
-  HeadState& head = s->heads[g];
-  head = HeadState{};
-  head.ref = kRefNone;
+  HeadStates& heads = s->heads;
+  heads.ref[g] = kRefNone;
   PrepareQuery(s, g);
   const AttendArgs& args = *s->args;
   if (args.failure_probability != nullptr && args.failure_probability[g] > 0) {
-    head.dither_factor =
+    heads.dither_factor[g] =
         RoundUp(DitherFactor(args.token_end - args.token_begin, args.failure_probability[g]));
   }
   const float sink = s->args->sink_logits == nullptr ? -kInfinity : s->args->sink_logits[g];
   if (sink == -kInfinity) return;
-  head.ref = std::ceil(static_cast<float>(sink * kLog2E));
-  head.mass = std::exp2(sink * kLog2E - head.ref);
+  heads.ref[g] = std::ceil(static_cast<float>(sink * kLog2E));
+  heads.mass[g] = std::exp2(sink * kLog2E - heads.ref[g]);
 }
 
 }  // namespace
@@ -152,6 +151,7 @@ void Prepare(const AttendArgs& args, const AttendResult& result, AttendState* s)
   const int64_t heads = args.group_size;
   std::memset(s->rotated, 0, sizeof(float) * heads * kRow);
   std::memset(s->plain, 0, sizeof(float) * heads * kRow);
+  s->heads = HeadStates{};
   for (int g = 0; g < args.group_size; ++g) PrepareHead(s, g);
 }
 
@@ -207,15 +207,16 @@ void RotateBack(float* values, int32_t dim) {
 //   16-bit: 64 products and additions in a tile, T additions, 14, 2: under (T + 88) u of
 //   sum p^ ||v||.
 //   Not read: weights below 2^-60 of the largest; below 2^-1000 they are lost, 2^24 of them.
-double RoundingTerm(const AttendState& s, const HeadState& head) {
+double RoundingTerm(const AttendState& s, int g) {
+  const HeadStates& heads = s.heads;
   constexpr double u = 0x1p-24;
   const double root = std::sqrt(static_cast<double>(s.value_dim));
   const double tiles = s.tile_end - s.tile_begin + 1.0 + s.args->tail_count / 64;
-  const double rotated =
-      root * (head.weight_error * (0.5 * s.value_levels) + (tiles + 56) * u * head.rotated_reach);
-  const double plain = (tiles + 88) * u * head.plain_reach;
-  const double absent = (head.skipped + head.mass * 0x1p-100) * s.value_radius;
-  return (rotated + plain + absent) / head.mass * (1 + 0x1p-10);
+  const double rotated = root * (heads.weight_error[g] * (0.5 * s.value_levels) +
+                                 (tiles + 56) * u * heads.rotated_reach[g]);
+  const double plain = (tiles + 88) * u * heads.plain_reach[g];
+  const double absent = (heads.skipped[g] + heads.mass[g] * 0x1p-100) * s.value_radius;
+  return (rotated + plain + absent) / heads.mass[g] * (1 + 0x1p-10);
 }
 
 }  // namespace
@@ -223,7 +224,7 @@ double RoundingTerm(const AttendState& s, const HeadState& head) {
 void FinishHead(const AttendState& s, const AttendKernels& kernels, int32_t sink_atom, int g) {
   const AttendArgs& args = *s.args;
   const AttendResult& result = *s.result;
-  const HeadState& head = s.heads[g];
+  const HeadStates& heads = s.heads;
   const int64_t sink = int64_t{g} * s.atom_count + sink_atom;
   const float sink_logit = args.sink_logits == nullptr ? -kInfinity : args.sink_logits[g];
   result.block_lse[sink] = sink_logit;
@@ -231,22 +232,22 @@ void FinishHead(const AttendState& s, const AttendKernels& kernels, int32_t sink
   result.logit_half_width[sink] = 0;
   if (result.top_half_width != nullptr) result.top_half_width[sink] = 0;
 
-  const bool known = !head.poisoned && head.mass > 0;
+  const bool known = !heads.poisoned[g] && heads.mass[g] > 0;
   result.lse_nat[g] =
-      known ? static_cast<float>(std::log(head.mass) + double{head.ref} * kLn2) : kInfinity;
+      known ? static_cast<float>(std::log(heads.mass[g]) + double{heads.ref[g]} * kLn2) : kInfinity;
   // 2^-10 covers the roundings of the sums of eta (12u) many times over, 2^-126 what vanished.
-  result.value_term[g] =
-      known ? RoundUp(head.eta / head.mass * (1 + 0x1p-18) + (head.eta > 0 ? 0x1p-126 : 0.0))
-            : kInfinity;
-  result.rounding_term[g] = known ? RoundUp(RoundingTerm(s, head)) : kInfinity;
+  result.value_term[g] = known ? RoundUp(heads.eta[g] / heads.mass[g] * (1 + 0x1p-18) +
+                                         (heads.eta[g] > 0 ? 0x1p-126 : 0.0))
+                               : kInfinity;
+  result.rounding_term[g] = known ? RoundUp(RoundingTerm(s, g)) : kInfinity;
   if (result.outputs == nullptr) return;
 
   float* output = result.outputs + int64_t{g} * s.value_dim;
-  const float inverse = known ? static_cast<float>(1.0 / head.mass) : 0.0f;
+  const float inverse = known ? static_cast<float>(1.0 / heads.mass[g]) : 0.0f;
   const float* plain = s.plain + int64_t{g} * kRow;
   if (s.value_levels > 0) {
     const float* rotated = s.rotated + int64_t{g} * kRow;
-    const auto zero = static_cast<float>(head.zero);
+    const auto zero = static_cast<float>(heads.zero[g]);
     for (int i = 0; i < s.value_dim; ++i) {
       output[i] = (rotated[kernels.rotated_index(&s, i)] + zero) * inverse;
     }

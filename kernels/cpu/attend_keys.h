@@ -23,6 +23,7 @@
 #include <cstdint>
 
 #include "kernels/cpu/attend_math.h"
+#include "kernels/cpu/attend_quad.h"
 #include "kernels/cpu/attend_state.h"
 #include "kernels/cpu/prefetch.h"
 #include "kernels/cpu/unroll.h"
@@ -54,15 +55,21 @@ float LoadScales(AttendState& s, const uint8_t* scan) {
   const auto* scale = reinterpret_cast<const uint16_t*>(scan + layout.scale_offset);
   const auto* zero = reinterpret_cast<const uint16_t*>(scan + layout.zero_offset);
   const typename V::F centre = V::Set(128.0f + s.code_centre);
-  typename V::F sum = V::Zero();
-  for (int i = 0; i < s.head_dim; i += V::kLanes) {
-    const typename V::F scales = V::LoadF16(scale + i);
-    const typename V::F middle = V::MulAdd(scales, centre, V::LoadF16(zero + i));
-    V::Store(s.tile_scale + i, scales);
-    V::Store(s.tile_middle + i, middle);
-    if constexpr (V::kCertified) sum = V::MulAdd(middle, middle, sum);
+  constexpr int kVectors = 16 / V::kLanes;
+  typename V::F sums[kVectors];
+  for (typename V::F& sum : sums) sum = V::Zero();
+  for (int i = 0; i < s.head_dim; i += 16) {
+    Unroll<kVectors>([&](auto v) __attribute__((always_inline)) {
+      const int at = i + v * V::kLanes;
+      const typename V::F scales = V::LoadF16(scale + at);
+      const typename V::F middle = V::MulAdd(scales, centre, V::LoadF16(zero + at));
+      V::Store(s.tile_scale + at, scales);
+      V::Store(s.tile_middle + at, middle);
+      if constexpr (V::kCertified) sums[v] = V::MulAdd(middle, middle, sums[v]);
+    });
   }
-  return __builtin_sqrtf(V::ReduceAdd(sum));
+  for (int v = 1; v < kVectors; ++v) sums[0] = V::Add(sums[0], sums[v]);
+  return __builtin_sqrtf(V::ReduceAdd(sums[0]));
 }
 
 // One head's query times the tile's scales, x_i = q_i scale_i, and sums over its channels, still in
@@ -102,19 +109,19 @@ template <typename V>
   return {max, sums[0], middles[0]};
 }
 
-// What FoldQuery knows of one head and tile.
-struct FoldedWidth {
-  float residual;  // sum |q_i| half_range scale_i, or the dither's narrower bound
-  float slack;     // everything else
+// What FoldQueries knows of each head and a tile, nats.
+struct FoldedWidths {
+  Quad residual;  // sum |q_i| half_range scale_i, or the dither's narrower bound
+  Quad slack;     // everything else
 };
 
-// What scales, or scales and dither, say of the residuals; `folded` is x, `sum` that of |x|.
-// Squares below 2^-126 may vanish, 2^-56 nats of all, which is inside kWeightSlackNat.
+// What the dither says of head g's residuals, never above `sure`, which the scales say; `folded` is
+// x, `sum` that of |x|. Squares below 2^-126 may vanish, 2^-56 nats of all, which is inside
+// kWeightSlackNat.
 template <typename V>
-[[gnu::always_inline]] inline float FoldedHalfWidth(const AttendState& s, int g,
-                                                    const float* folded, float sum) {
-  const float sure = sum * s.code_half_range;
-  const float factor = s.heads[g].dither_factor;
+[[gnu::always_inline]] inline float DitherHalfWidth(const AttendState& s, int g,
+                                                    const float* folded, float sum, float sure) {
+  const float factor = s.heads.dither_factor[g];
   if (factor == 0.0f) return sure;
   typename V::F squares = V::Zero();
   for (int i = 0; i < s.head_dim; i += V::kLanes) {
@@ -126,20 +133,11 @@ template <typename V>
   return probable < sure ? probable : sure;
 }
 
-// Makes the head's query terms for a tile.
+// Rounds head g's x to query terms; returns their sums in lanes.
 template <typename V>
-[[gnu::always_inline]] inline FoldedWidth FoldQuery(AttendState& s, int g, float middle_norm) {
+[[gnu::always_inline]] inline typename V::I RoundTerms(AttendState& s, int g, const float* folded,
+                                                       float inverse) {
   constexpr int kVectors = 16 / V::kLanes;
-  alignas(64) float folded[kRow];
-  const FoldedRow<V> row = FoldRow<V>(s, g, folded);
-  float reduced[4];
-  V::ReduceAdd4(row.sum, row.middles, row.sum, row.middles, reduced);
-  const float sum = reduced[0];
-  const float max_term = V::ReduceMax(row.max);
-  // Below 2^-90 the reciprocal could overflow: terms are 0 then, and all of x is left out.
-  const bool tiny = !(max_term > 0x1p-90f);
-  const float inverse = tiny ? 0.0f : V::kQueryTermMax / max_term;
-  const float unit = tiny ? 0.0f : max_term / V::kQueryTermMax;
   typename V::I term_sum = V::ZeroI();
   const typename V::F inverses = V::Set(inverse);
   int32_t* terms = s.terms + g * kTermRow;
@@ -151,23 +149,65 @@ template <typename V>
     });
     V::StoreTerms(terms + i / 2, rounded);
   }
-  s.term_unit[g] = unit;
-  s.term_base[g] = reduced[1];
-  // Without sign, because terms of logits that overflow are arbitrary (their width is infinite).
-  s.term_bias[g] = static_cast<int32_t>(-128u * static_cast<uint32_t>(V::ReduceAddI(term_sum)));
+  return term_sum;
+}
 
-  if constexpr (!V::kCertified) return {0.0f, 0.0f};
-  const float d = static_cast<float>(s.head_dim);
-  const float rounding = tiny ? 128.0f * sum : 65.0f * d * unit;
-  const float product = s.heads[g].query_norm * middle_norm;
-  const float arithmetic =
-      kUnitRoundoff * ((d * (1.0f / 16) + 16.0f) * product + 10.0f * 128.0f * sum);
-  const float dither = s.args->layout->key_format == KeyFormat::kK8D
-                           ? kUnitRoundoff * (product + 130.0f * sum)
-                           : 0.0f;
-  const bool finite = product + 128.0f * sum <= kReachMax;
-  return {FoldedHalfWidth<V>(s, g, folded, sum),
-          finite ? rounding + arithmetic + dither : __builtin_inff()};
+// Makes the query terms of heads [head, head + count) for a tile, count <= kQuadHeads.
+template <typename V>
+[[gnu::always_inline]] inline FoldedWidths FoldQueries(AttendState& s, int head, int count,
+                                                       float middle_norm) {
+  alignas(64) float folded[kQuadHeads * kRow];
+  typename V::F maxima[kQuadHeads];
+  typename V::F magnitudes[kQuadHeads];
+  typename V::F middles[kQuadHeads];
+  ClearFrom(count, maxima);
+  ClearFrom(count, magnitudes);
+  ClearFrom(count, middles);
+  for (int h = 0; h < count; ++h) {
+    const FoldedRow<V> row = FoldRow<V>(s, head + h, folded + h * kRow);
+    maxima[h] = row.max;
+    magnitudes[h] = row.sum;
+    middles[h] = row.middles;
+  }
+  const Quad max_term = MaxOfEach<V>(maxima);
+  // Below 2^-90 the reciprocal could overflow: terms are 0 then, and all of x is left out.
+  const QuadInt usable = max_term > 0x1p-90f;
+  const Quad none = {};
+  const Quad inverse = usable ? V::kQueryTermMax / max_term : none;
+  const Quad unit = usable ? max_term / V::kQueryTermMax : none;
+  StoreQuad(s.term_unit + head, unit);
+  StoreQuad(s.term_base + head, SumOfEach<V>(middles));
+  typename V::I term_sums[kQuadHeads];
+  ClearFrom(count, term_sums);
+  for (int h = 0; h < count; ++h) {
+    term_sums[h] = RoundTerms<V>(s, head + h, folded + h * kRow, inverse[h]);
+  }
+  // Without sign, because terms of logits that overflow are arbitrary (their width is infinite).
+  int32_t sums[kQuadHeads];
+  V::ReduceAddI4(term_sums[0], term_sums[1], term_sums[2], term_sums[3], sums);
+  for (int h = 0; h < kQuadHeads; ++h) {
+    s.term_bias[head + h] = static_cast<int32_t>(-128u * static_cast<uint32_t>(sums[h]));
+  }
+  if constexpr (!V::kCertified) return {none, none};
+
+  const Quad sum = SumOfEach<V>(magnitudes);
+  const auto d = static_cast<float>(s.head_dim);
+  const Quad rounding = usable ? 65.0f * d * unit : 128.0f * sum;
+  const Quad product = LoadQuad(s.heads.query_norm + head) * middle_norm;
+  FoldedWidths widths;
+  widths.residual = sum * s.code_half_range;
+  widths.slack =
+      rounding + kUnitRoundoff * ((d * (1.0f / 16) + 16.0f) * product + 10.0f * 128.0f * sum);
+  if (s.args->layout->key_format == KeyFormat::kK8D) {
+    widths.slack += kUnitRoundoff * (product + 130.0f * sum);
+    for (int h = 0; h < count; ++h) {
+      widths.residual[h] =
+          DitherHalfWidth<V>(s, head + h, folded + h * kRow, sum[h], widths.residual[h]);
+    }
+  }
+  const QuadInt finite = product + 128.0f * sum <= kReachMax;
+  widths.slack = finite ? widths.slack : SplatQuad(__builtin_inff());
+  return widths;
 }
 
 // The planes of one tile that a score loop reads.

@@ -170,7 +170,7 @@ double LowerMass(const AttendState& s, int g, int32_t count) {
   for (int32_t a = 0; a < count; ++a) {
     const float mass = s.result->block_lse[row + a];
     if (!(mass > 0)) continue;
-    const double exponent = s.atom_ref[row + a] - s.heads[g].ref;
+    const double exponent = s.atom_ref[row + a] - s.heads.ref[g];
     lower += mass * std::exp(exponent * kLn2 - s.result->logit_half_width[row + a]);
   }
   return lower * (1 - 0x1p-10);
@@ -182,11 +182,11 @@ int32_t ReadHead(const AttendKernels& kernels, const ProgressiveArgs& args,
   const double ratio = SkipRatio(args.skip_tolerance[g]);
   uint8_t* sub_blocks_read = result.sub_blocks_read + int64_t{g} * args.read.tile_count;
   std::fill_n(sub_blocks_read, args.read.tile_count, uint8_t{0});
-  HeadState& head = s->heads[g];
+  const HeadStates& heads = s->heads;
   const int32_t first_atom = ProgressiveSinkAtom(args.read) + 1;
   HeadChoice choice(*s, scratch.scan, g);
   // Nothing was read but the tail and the sink: their half-widths are arithmetic.
-  choice.Cut(head.mass, head.ref, ratio, true);
+  choice.Cut(heads.mass[g], heads.ref[g], ratio, true);
   int32_t next_atom = first_atom;
   int end = HeadChoice::kAll;
   while (true) {
@@ -197,8 +197,8 @@ int32_t ReadHead(const AttendKernels& kernels, const ProgressiveArgs& args,
     if (end == 0) break;  // everything was read
     const double sink = args.read.sink_logits == nullptr ? -kInfinity : args.read.sink_logits[g];
     const double lower = LowerMass(*s, g, next_atom) +
-                         (sink > -kInfinity ? std::exp(sink - double{head.ref} * kLn2) : 0.0);
-    choice.Cut(lower, head.ref, ratio, false);
+                         (sink > -kInfinity ? std::exp(sink - double{heads.ref[g]} * kLn2) : 0.0);
+    choice.Cut(lower, heads.ref[g], ratio, false);
     if (choice.cut() == end) break;  // what is skipped is within the tolerance of what was read
   }
   result.skipped_lse_nat[g] = choice.SkippedLseNat();

@@ -81,22 +81,56 @@ void ScoreWide(AttendState& s, const KeyPlanes& planes, int head, Prefetcher<V>&
   }
 }
 
-// Logits and width of head g from rows of originals.
+// Logits of head g from rows of originals; returns the slack of their half-widths. Their residuals
+// are 0.
 template <typename V>
-HeadWidth ScoreOriginals(AttendState& s, const uint16_t* rows, int64_t stride, int count, int g) {
+float ScoreOriginals(AttendState& s, const uint16_t* rows, int64_t stride, int count, int g) {
   const float norm = s.args->original_dtype == OriginalDtype::kBf16
                          ? ScoreRows<V, true>(s, rows, stride, count, g)
                          : ScoreRows<V, false>(s, rows, stride, count, g);
-  const float reach = s.heads[g].query_norm * norm;
+  const float reach = s.heads.query_norm[g] * norm;
   const float roundings = static_cast<float>(s.head_dim) * (1.0f / 8) + 16.0f;
-  HeadWidth width = {};
-  width.slack = reach <= kReachMax ? roundings * kUnitRoundoff * reach : __builtin_inff();
-  return width;
+  return reach <= kReachMax ? roundings * kUnitRoundoff * reach : __builtin_inff();
 }
 
-// Logits and widths of all heads for a tile.
+// What lies between the loops over keys and values takes a tenth of a tile's time with one head;
+// memory is not to wait for it.
 template <typename V>
-void ScoreTile(AttendState& s, const Unit& unit, const UnitSources& sources, HeadWidth* widths,
+[[gnu::always_inline]] inline void AskBetweenLoops(Prefetcher<V>& prefetch) {
+  prefetch.KeyStep();
+  prefetch.KeyStep();
+}
+
+// Widths of heads [head, head + count) for the stored keys of a tile, and their query terms.
+template <typename V>
+[[gnu::always_inline]] inline QuadWidths PrepareQueries(AttendState& s, int head, int count,
+                                                        const TileHeader& header, bool affine,
+                                                        float middle_norm) {
+  const TileLayout& layout = *s.args->layout;
+  QuadWidths widths;
+  if (affine) {
+    const FoldedWidths folded = FoldQueries<V>(s, head, count, middle_norm);
+    widths.tile = folded.residual;
+    widths.slack = folded.slack;
+  } else {
+    const bool exact =
+        layout.key_format == KeyFormat::kF16 || layout.key_format == KeyFormat::kBf16;
+    const Quad infinity = SplatQuad(__builtin_inff());
+    const Quad reach = LoadQuad(s.heads.query_norm + head) * header.key_norm;
+    const float roundings = static_cast<float>(s.head_dim) + 8.0f;
+    widths.tile = exact ? Quad{} : infinity;
+    widths.slack = reach <= kReachMax ? roundings * kUnitRoundoff * reach : infinity;
+  }
+  for (Quad& residual : widths.residual) residual = widths.tile;
+  if (V::kCertified && layout.witness_bands > 0) {
+    ApplyWitness<V>(s, head, count, header.witness_exponent, widths.residual);
+  }
+  return widths;
+}
+
+// Logits and widths of all heads for a tile; `widths` has one entry for kQuadHeads of them.
+template <typename V>
+void ScoreTile(AttendState& s, const Unit& unit, const UnitSources& sources, QuadWidths* widths,
                Prefetcher<V>& prefetch) {
   const AttendArgs& args = *s.args;
   const TileLayout& layout = *args.layout;
@@ -105,31 +139,24 @@ void ScoreTile(AttendState& s, const Unit& unit, const UnitSources& sources, Hea
   const KeyPlanes planes = {tile.scan + layout.coarse_offset, tile.detail, layout.coarse_bytes,
                             layout.sub_block_bytes};
   const bool affine = IsAffineFormat(layout.key_format);
-  const bool exact = layout.key_format == KeyFormat::kF16 || layout.key_format == KeyFormat::kBf16;
   const bool any_stored = (sources.all & kSourceOriginalKeys) == 0;
-  const float middle_norm = affine && any_stored ? LoadScales<V>(s, tile.scan) : 0.0f;
-  if (V::kCertified && layout.witness_bands > 0 && any_stored) LoadWitness<V>(s, tile.scan);
-
-  for (int g = 0; g < args.group_size; ++g) {
-    HeadWidth& width = widths[g];
-    if ((sources.head[g] & kSourceOriginalKeys) != 0) {
-      width = ScoreOriginals<V>(s, tile.original_keys, s.head_dim, kTileTokens, g);
-      continue;
-    }
-    float residual = exact ? 0.0f : __builtin_inff();
-    if (affine) {
-      const FoldedWidth folded = FoldQuery<V>(s, g, middle_norm);
-      residual = folded.residual;
-      width.slack = folded.slack;
-    } else {
-      const float reach = s.heads[g].query_norm * header->key_norm;
-      const float roundings = static_cast<float>(s.head_dim) + 8.0f;
-      width.slack = reach <= kReachMax ? roundings * kUnitRoundoff * reach : __builtin_inff();
-    }
-    for (float& r : width.residual) r = residual;
-    width.tile = residual;
-    if (V::kCertified && layout.witness_bands > 0)
-      ApplyWitness<V>(s, g, header->witness_exponent, width.residual);
+  if (any_stored) {
+    const float middle_norm = affine ? LoadScales<V>(s, tile.scan) : 0.0f;
+    if (V::kCertified && layout.witness_bands > 0) LoadWitness<V>(s, tile.scan);
+    ForQuads(
+        args.group_size, [&](int head, int count) __attribute__((always_inline)) {
+          widths[head / kQuadHeads] =
+              PrepareQueries<V>(s, head, count, *header, affine, middle_norm);
+          AskBetweenLoops<V>(prefetch);
+        });
+  }
+  for (int g = 0; (sources.any & kSourceOriginalKeys) != 0 && g < args.group_size; ++g) {
+    if ((sources.head[g] & kSourceOriginalKeys) == 0) continue;
+    QuadWidths& width = widths[g / kQuadHeads];
+    const int lane = g % kQuadHeads;
+    width.slack[lane] = ScoreOriginals<V>(s, tile.original_keys, s.head_dim, kTileTokens, g);
+    width.tile[lane] = 0;
+    for (Quad& residual : width.residual) residual[lane] = 0;
   }
 
   const bool mixed = (sources.any & kSourceOriginalKeys) != 0;
@@ -174,10 +201,10 @@ void LoadValueScales(const AttendState& s, const AttendTile& tile, Unit* unit) {
     }
   }
   if constexpr (!V::kCertified) return;
-  uint16_t eta_bits[V::kLanes] = {};
+  // The header goes on after the four bounds, so that a whole vector may be read.
+  static_assert(offsetof(TileHeader, value_error_bound) + 2 * V::kLanes <= sizeof(TileHeader));
   float eta[V::kLanes];
-  for (int b = 0; b < kSubBlocksPerTile; ++b) eta_bits[b] = header->value_error_bound[b];
-  V::Store(eta, V::LoadF16(eta_bits));
+  V::Store(eta, V::LoadF16(header->value_error_bound));
   for (int b = 0; b < kSubBlocksPerTile; ++b) unit->eta[b] = eta[b];
   float maxima[4];
   V::ReduceMax4(scale_max, zero_max, scale_max, zero_max, maxima);
@@ -250,26 +277,32 @@ void RunTile(AttendState& s, int tile_index, Prefetcher<V>& prefetch) {
   if (header->value_radius > s.value_radius) s.value_radius = header->value_radius;
 
   const UnitSources sources = ReadSources(args, tile_index);
-  HeadWidth widths[kGroupSizeMax];
+  QuadWidths widths[kGroupSizeMax / kQuadHeads];
   ScoreTile<V>(s, unit, sources, widths, prefetch);
   const bool rotated = s.value_levels > 0;
   if (rotated) LoadValueScales<V>(s, tile, &unit);
   const bool bounds_tops =
       V::kCertified && args.layout->witness_bands > 0 && s.result->top_half_width != nullptr;
   uint32_t reading = 0;
-  for (int g = 0; g < args.group_size; ++g) {
-    BoundHead<V>(s, g, unit, widths[g]);
-    float tops[kSubBlocksPerTile];
-    TopLogits<V>(s, g, tops);
-    if (bounds_tops && (sources.head[g] & kSourceOriginalKeys) == 0) {
-      BoundTopTokens<V>(s, g, unit, tile.scan, widths[g], tops);
-    }
-    const bool quantized = rotated && (sources.head[g] & kSourceOriginalValues) == 0;
-    if (WeighHead<V>(s, g, unit, tops, quantized)) reading |= 1u << g;
-    if (__builtin_expect(s.heads[g].poisoned, 0)) {
-      if (!(widths[g].slack < __builtin_inff())) PoisonAtoms(s, g, unit);
-    }
-  }
+  ForQuads(
+      args.group_size, [&](int head, int count) __attribute__((always_inline)) {
+        uint32_t stored_keys = 0;
+        uint32_t quantized = 0;
+        for (int h = 0; h < count; ++h) {
+          const uint8_t source = sources.head[head + h];
+          if ((source & kSourceOriginalKeys) == 0) stored_keys |= 1u << h;
+          if (rotated && (source & kSourceOriginalValues) == 0) quantized |= 1u << h;
+        }
+        const QuadWidths& width = widths[head / kQuadHeads];
+        uint32_t poisoned = BoundHeads<V>(s, head, count, unit, width);
+        const QuadTops tops = TopLogits<V>(s, head, count);
+        if (bounds_tops) BoundTopTokens<V>(s, head, unit, tile.scan, width, tops, stored_keys);
+        AskBetweenLoops<V>(prefetch);
+        reading |= WeighHeads<V>(s, head, count, unit, tops, quantized) << head;
+        for (; __builtin_expect(poisoned != 0, 0); poisoned &= poisoned - 1) {
+          PoisonAtoms(s, head + __builtin_ctz(poisoned), unit);
+        }
+      });
   AddTileValues<V>(s, unit, sources, reading, prefetch);
 }
 
@@ -291,30 +324,34 @@ void RunTail(AttendState& s, int chunk) {
   // Rows outside the range are not touched.
   const uint16_t* keys = args.tail_keys + (row + unit.first) * args.tail_key_stride;
   const uint16_t* values = args.tail_values + (row + unit.first) * args.tail_value_stride;
-  const int count = unit.last - unit.first;
+  const int rows_count = unit.last - unit.first;
   const bool bf16 = args.original_dtype == OriginalDtype::kBf16;
-  const float norm = bf16 ? RowNormMax<V, true>(s, values, args.tail_value_stride, count)
-                          : RowNormMax<V, false>(s, values, args.tail_value_stride, count);
+  const float norm = bf16 ? RowNormMax<V, true>(s, values, args.tail_value_stride, rows_count)
+                          : RowNormMax<V, false>(s, values, args.tail_value_stride, rows_count);
   // At least 8 lanes: under d_v / 8 + 8 roundings; squares below 2^-126 lose under 2^-64 of a norm.
   unit.plain_reach = norm * (1 + 0x1p-18f) + 0x1p-64f;
   if (unit.plain_reach > s.value_radius) s.value_radius = unit.plain_reach;
   unit.first = 0;
-  unit.last = count;
+  unit.last = rows_count;
 
-  for (int g = 0; g < args.group_size; ++g) {
-    const HeadWidth width = ScoreOriginals<V>(s, keys, args.tail_key_stride, count, g);
-    BoundHead<V>(s, g, unit, width);
-    float tops[kSubBlocksPerTile];
-    TopLogits<V>(s, g, tops);
-    WeighHead<V>(s, g, unit, tops, false);
-    if (!(width.slack < __builtin_inff())) PoisonAtoms(s, g, unit);
-  }
+  ForQuads(
+      args.group_size, [&](int head, int count) __attribute__((always_inline)) {
+        QuadWidths widths = {};  // residuals are 0
+        for (int h = 0; h < count; ++h) {
+          widths.slack[h] = ScoreOriginals<V>(s, keys, args.tail_key_stride, rows_count, head + h);
+        }
+        uint32_t poisoned = BoundHeads<V>(s, head, count, unit, widths);
+        WeighHeads<V>(s, head, count, unit, TopLogits<V>(s, head, count), 0);
+        for (; poisoned != 0; poisoned &= poisoned - 1) {
+          PoisonAtoms(s, head + __builtin_ctz(poisoned), unit);
+        }
+      });
   ValueRows rows;
   for (int b = 0; b < kSubBlocksPerTile; ++b) {
     rows.sub_block[b] = values + int64_t{b} * kSubBlockTokens * args.tail_value_stride;
   }
   rows.stride = args.tail_value_stride;
-  rows.count = count;
+  rows.count = rows_count;
   Prefetcher<V> none = {nullptr, nullptr, nullptr, nullptr, 0, 0};
   for (int head = 0; head < args.group_size; head += V::kChunkHeads) {
     const int left = args.group_size - head;
@@ -375,7 +412,7 @@ void FinishAtoms(const AttendState* state) {
   const AttendState& s = *state;
   const int tile_count = s.args->tile_count;
   for (int g = 0; g < s.args->group_size; ++g) {
-    const HeadState& head = s.heads[g];
+    const double head_mass = s.heads.mass[g];
     ForVectors<V>(
         s.atom_count, s.result->block_lse + int64_t{g} * s.atom_count,
         s.atom_ref + int64_t{g} * s.atom_count,
@@ -385,8 +422,8 @@ void FinishAtoms(const AttendState* state) {
     // give 0), and the factor covers the roundings of the sum (12u), Exp2 (2^-20), product,
     // quotient. A sum of 0 stays 0, any other is at least the smallest normal float.
     const typename V::F inverse =
-        V::Set(static_cast<float>((1 + 0x1p-17) / (head.mass > 0 ? head.mass : 1.0)));
-    const typename V::F ref = V::Set(head.ref);
+        V::Set(static_cast<float>((1 + 0x1p-17) / (head_mass > 0 ? head_mass : 1.0)));
+    const typename V::F ref = V::Set(s.heads.ref[g]);
     ForVectors<V>(
         tile_count, s.result->tile_value_error + int64_t{g} * tile_count,
         s.tile_ref + int64_t{g} * tile_count,

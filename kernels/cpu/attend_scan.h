@@ -70,7 +70,7 @@ template <typename V>
   s.term_bias[g] = -15 * V::ReduceAddI(term_sum);
 
   const float sum = reduced[0];
-  const float product = s.heads[g].query_norm * middle_norm;
+  const float product = s.heads.query_norm[g] * middle_norm;
   if (!(product + 128.0f * sum <= kReachMax)) return __builtin_inff();
   const float d = static_cast<float>(s.head_dim);
   const float arithmetic =

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "kernels/cpu/attend_math.h"
+#include "kernels/cpu/attend_quad.h"
 #include "kernels/cpu/attend_state.h"
 #include "kernels/cpu/unroll.h"
 
@@ -25,21 +26,21 @@ struct Unit {
   float plain_reach;    // bound on ||v|| of values read as 16-bit floats
 };
 
-// Moves the head to a larger reference. The factor is a power of two; below 2^-1000 it is 0, which
+// Moves head g to a larger reference. The factor is a power of two; below 2^-1000 it is 0, which
 // the vanished-weight term of the rounding covers.
 template <typename V>
 __attribute__((noinline)) void RaiseReference(AttendState& s, int g, float ref) {
-  HeadState& head = s.heads[g];
-  const float shift = head.ref - ref;  // < 0
+  HeadStates& heads = s.heads;
+  const float shift = heads.ref[g] - ref;  // < 0
   const double factor = shift < -1000.0f ? 0.0 : __builtin_ldexp(1.0, static_cast<int>(shift));
-  head.ref = ref;
-  head.mass *= factor;
-  head.zero *= factor;
-  head.weight_error *= factor;
-  head.skipped *= factor;
-  head.rotated_reach *= factor;
-  head.plain_reach *= factor;
-  head.eta *= factor;
+  heads.ref[g] = ref;
+  heads.mass[g] *= factor;
+  heads.zero[g] *= factor;
+  heads.weight_error[g] *= factor;
+  heads.skipped[g] *= factor;
+  heads.rotated_reach[g] *= factor;
+  heads.plain_reach[g] *= factor;
+  heads.eta[g] *= factor;
   const typename V::F factors = V::Set(static_cast<float>(factor));
   for (int i = 0; i < kRow; i += V::kLanes) {
     float* rotated = s.rotated + g * kRow + i;
@@ -55,7 +56,7 @@ struct TileWeights {
   static constexpr int kPerSubBlock = kSubBlockTokens / V::kLanes;
   static constexpr int kVectors = kTileTokens / V::kLanes;
   typename V::F p[kVectors];
-  float mass[kSubBlocksPerTile];
+  Quad mass;  // lanes are sub-blocks
 };
 
 template <typename V>
@@ -72,187 +73,306 @@ template <typename V>
       sums[b] = v == 0 ? w.p[k] : V::Add(sums[b], w.p[k]);
     });
   });
-  V::ReduceAdd4(sums[0], sums[1], sums[2], sums[3], w.mass);
+  w.mass = SumOfEach<V>(sums);
 }
 
-[[gnu::always_inline]] inline float MaxOf4(const float* x) {
-  const float a = x[0] > x[1] ? x[0] : x[1];
-  const float b = x[2] > x[3] ? x[2] : x[3];
-  return a > b ? a : b;
-}
+// The largest logits of a unit's sub-blocks, of up to kQuadHeads heads.
+struct QuadTops {
+  QuadRows by_head;       // lanes are sub-blocks
+  QuadRows by_sub_block;  // lanes are heads
+};
 
-// The tile as seen by one head when some atom is faint: such an atom is summed relative to its own
-// largest logit, its weights become 0 and its mass is added to `skipped`.
+// Of heads [head, head + count), from s.scores.
 template <typename V>
-__attribute__((noinline)) void ExponentiateFaint(const AttendState& s, int g, const Unit& unit,
-                                                 const float* tops, TileWeights<V>& w, float* refs,
-                                                 double* skipped, double* eta) {
-  const float head_ref = s.heads[g].ref;
+[[gnu::always_inline]] inline QuadTops TopLogits(const AttendState& s, int head, int count) {
+  constexpr int kPer = TileWeights<V>::kPerSubBlock;
+  QuadTops tops;
+  ClearFrom(count, tops.by_head.row);
+  for (int h = 0; h < count; ++h) {
+    const float* scores = s.scores + (head + h) * kTileTokens;
+    typename V::F maxima[kSubBlocksPerTile];
+    Unroll<kSubBlocksPerTile>([&](auto b) __attribute__((always_inline)) {
+      Unroll<kPer>([&](auto v) __attribute__((always_inline)) {
+        const typename V::F x = V::Load(scores + b * kSubBlockTokens + v * V::kLanes);
+        maxima[b] = v == 0 ? x : V::Max(maxima[b], x);
+      });
+    });
+    tops.by_head.row[h] = MaxOfEach<V>(maxima);
+  }
+  tops.by_sub_block = Transpose(tops.by_head);
+  return tops;
+}
+
+// Over the sub-blocks, of each head.
+[[gnu::always_inline]] inline Quad LargestOf(const QuadRows& by_sub_block) {
+  return MaxQuad(MaxQuad(by_sub_block.row[0], by_sub_block.row[1]),
+                 MaxQuad(by_sub_block.row[2], by_sub_block.row[3]));
+}
+[[gnu::always_inline]] inline Quad SmallestOf(const QuadRows& by_sub_block) {
+  return MinQuad(MinQuad(by_sub_block.row[0], by_sub_block.row[1]),
+                 MinQuad(by_sub_block.row[2], by_sub_block.row[3]));
+}
+[[gnu::always_inline]] inline Quad SumOf(const QuadRows& by_sub_block) {
+  return (by_sub_block.row[0] + by_sub_block.row[1]) + (by_sub_block.row[2] + by_sub_block.row[3]);
+}
+
+// What ExponentiateFaint leaves beside weights.
+struct FaintSums {
+  Quad refs;       // of the sub-blocks' masses
+  double skipped;  // mass of faint atoms, relative to the head's reference
+  double eta;      // sum of that mass * eta
+};
+
+// The tile as seen by head g when some atom is faint: such an atom is summed relative to its own
+// largest logit and its weights become 0.
+template <typename V>
+__attribute__((noinline)) FaintSums ExponentiateFaint(const AttendState& s, int g, const Unit& unit,
+                                                      const QuadTops& tops, int lane,
+                                                      TileWeights<V>& w) {
+  const float head_ref = s.heads.ref[g];
+  const float top = LargestOf(tops.by_sub_block)[lane];
+  float refs[kSubBlocksPerTile];
   bool faint[kSubBlocksPerTile];
   for (int b = 0; b < kSubBlocksPerTile; ++b) {
-    const float top = unit.atoms == 1 ? MaxOf4(tops) : tops[b];
-    const float exponent = top * kLog2E;
+    const float exponent = (unit.atoms == 1 ? top : tops.by_head.row[lane][b]) * kLog2E;
     faint[b] = exponent < head_ref + kFaintExponent && exponent > kRefNone;
     refs[b] = faint[b] ? __builtin_ceilf(exponent) : head_ref;
   }
   Exponentiate<V>(s.scores + g * kTileTokens, refs, w);
-  *skipped = 0;
-  *eta = 0;
+  FaintSums sums = {LoadQuad(refs), 0, 0};
   for (int b = 0; b < kSubBlocksPerTile; ++b) {
     if (!faint[b]) continue;
     const float shift = refs[b] - head_ref;
     // An upper bound, so never 0.
     const double mass =
         w.mass[b] * __builtin_ldexp(1.0, shift < -1000.0f ? -1000 : static_cast<int>(shift));
-    *skipped += mass;
-    *eta += mass * unit.eta[b];
+    sums.skipped += mass;
+    sums.eta += mass * unit.eta[b];
     constexpr int kPer = TileWeights<V>::kPerSubBlock;
     for (int v = 0; v < kPer; ++v) w.p[b * kPer + v] = V::Zero();
   }
+  return sums;
 }
 
 // sum of mass * eta over the tile's sub-blocks. A weight that vanished must not hide an eta: 2^-120
 // times the smallest eta is a float above 0. Positive terms in float, 4 roundings each, within what
 // FinishHead allows for.
-[[gnu::always_inline]] inline float EtaOf(const Unit& unit, const float* mass) {
+[[gnu::always_inline]] inline Quad EtaOf(const Unit& unit, const QuadRows& mass) {
   constexpr float kLeast = 0x1p-120f;
-  const float lower = (mass[0] + kLeast) * unit.eta[0] + (mass[1] + kLeast) * unit.eta[1];
-  const float upper = (mass[2] + kLeast) * unit.eta[2] + (mass[3] + kLeast) * unit.eta[3];
+  const Quad lower = (mass.row[0] + kLeast) * unit.eta[0] + (mass.row[1] + kLeast) * unit.eta[1];
+  const Quad upper = (mass.row[2] + kLeast) * unit.eta[2] + (mass.row[3] + kLeast) * unit.eta[3];
   return lower + upper;
 }
 
-// Writes the atoms of the unit for one head.
-[[gnu::always_inline]] inline void WriteAtoms(AttendState& s, int g, const Unit& unit,
-                                              const float* tops, const float* mass,
-                                              const float* refs) {
-  const int64_t at = int64_t{g} * s.atom_count + unit.first_atom;
-  if (unit.atoms == 1) {
-    s.result->block_lse[at] = (mass[0] + mass[1]) + (mass[2] + mass[3]);
-    s.result->block_max_logit[at] = MaxOf4(tops);
-    s.atom_ref[at] = refs[0];
-    return;
-  }
-  for (int a = 0; a < kSubBlocksPerTile; ++a) {
-    s.result->block_lse[at + a] = mass[a];
-    s.result->block_max_logit[at + a] = tops[a];
-    s.atom_ref[at + a] = refs[a];
-  }
+// What weights of quantized values leave behind: the largest weight * scale, and sums of weight *
+// value zero, in lanes.
+template <typename V>
+struct ScaledWeights {
+  typename V::F max;
+  typename V::F zeros;
+};
+
+// Writes weight * value scale to `scaled`.
+template <typename V>
+[[gnu::always_inline]] inline ScaledWeights<V> ScaleWeights(const Unit& unit,
+                                                            const TileWeights<V>& w,
+                                                            float* scaled) {
+  ScaledWeights<V> sums = {V::Zero(), V::Zero()};
+  Unroll<TileWeights<V>::kVectors>([&](auto k) __attribute__((always_inline)) {
+    sums.zeros = V::MulAdd(w.p[k], V::Load(unit.value_zero + k * V::kLanes), sums.zeros);
+    const typename V::F weight = V::Mul(w.p[k], V::Load(unit.value_scale + k * V::kLanes));
+    V::Store(scaled + k * V::kLanes, weight);
+    sums.max = V::Max(sums.max, weight);
+  });
+  return sums;
 }
 
-// 15-bit weights of quantized values. What their rounding takes from the weights' sum is put back
-// at the middle code, so that only |code - middle| <= levels / 2 meets the error of a weight.
+// What rounding takes from a head's scaled weights, and its magnitude, in lanes.
 template <typename V>
-[[gnu::always_inline]] inline void RoundWeights(AttendState& s, int g, const Unit& unit,
-                                                const TileWeights<V>& w) {
-  constexpr int kVectors = TileWeights<V>::kVectors;
-  HeadState& head = s.heads[g];
-  typename V::F weights[kVectors];
-  typename V::F zeros = V::Zero();
-  typename V::F max = V::Zero();
-  Unroll<kVectors>([&](auto k) __attribute__((always_inline)) {
-    zeros = V::MulAdd(w.p[k], V::Load(unit.value_zero + k * V::kLanes), zeros);
-    weights[k] = V::Mul(w.p[k], V::Load(unit.value_scale + k * V::kLanes));
-    max = V::Max(max, weights[k]);
-  });
-  const float max_weight = V::ReduceMax(max);
-  const bool tiny = !(max_weight > 0x1p-90f);
-  const float unit_weight = tiny ? 0.0f : max_weight * (1.0f / kWeightMax);
-  const typename V::F inverse = V::Set(tiny ? 0.0f : kWeightMax / max_weight);
-  const typename V::F units = V::Set(unit_weight);
-  typename V::F lost = V::Zero();
-  typename V::F error = V::Zero();
+struct RoundingSums {
+  typename V::F lost;
+  typename V::F error;
+};
+
+// Rounds a head's scaled weights to multiples of `unit_weight`.
+template <typename V>
+[[gnu::always_inline]] inline RoundingSums<V> RoundWeights(const float* scaled, float unit_weight,
+                                                           float inverse, int16_t* weights) {
   constexpr int kPer = TileWeights<V>::kPerSubBlock;
+  const typename V::F inverses = V::Set(inverse);
+  const typename V::F units = V::Set(unit_weight);
+  RoundingSums<V> sums = {V::Zero(), V::Zero()};
   Unroll<kSubBlocksPerTile>([&](auto b) __attribute__((always_inline)) {
     typename V::I rounded[kPer];
     Unroll<kPer>([&](auto v) __attribute__((always_inline)) {
       constexpr int k = decltype(b)::value * kPer + decltype(v)::value;
-      rounded[v] = V::ToInt(V::Mul(weights[k], inverse));
-      const typename V::F left = V::NegMulAdd(V::ToFloat(rounded[v]), units, weights[k]);
-      lost = V::Add(lost, left);
-      if constexpr (V::kCertified) error = V::Add(error, V::Abs(left));
+      const typename V::F weight = V::Load(scaled + k * V::kLanes);
+      rounded[v] = V::ToInt(V::Mul(weight, inverses));
+      const typename V::F left = V::NegMulAdd(V::ToFloat(rounded[v]), units, weight);
+      sums.lost = V::Add(sums.lost, left);
+      if constexpr (V::kCertified) sums.error = V::Add(sums.error, V::Abs(left));
     });
-    V::StoreWords(s.weights + g * kTileTokens + b * kSubBlockTokens, rounded);
+    V::StoreWords(weights + b * kSubBlockTokens, rounded);
   });
-  zeros = V::MulAdd(lost, V::Set(0.5f * s.value_levels), zeros);
-  float sums[4];
-  V::ReduceAdd4(zeros, error, zeros, error, sums);
-  s.weight_unit[g] = unit_weight;
-  head.zero += sums[0];
+  return sums;
+}
+
+// 15-bit weights of quantized values, of the lanes in `quantized`, from s.scores. What their
+// rounding takes from the weights' sum is put back at the middle code, so that only |code - middle|
+// <= levels / 2 meets the error of a weight.
+template <typename V>
+[[gnu::always_inline]] inline void RoundQuad(AttendState& s, int head, uint32_t quantized,
+                                             const typename V::F* maxima, typename V::F* zeros) {
+  const Quad max_weight = MaxOfEach<V>(maxima);
+  const QuadInt usable = max_weight > 0x1p-90f;
+  const Quad none = {};
+  const Quad unit_weight = usable ? max_weight * (1.0f / kWeightMax) : none;
+  const Quad inverse = usable ? kWeightMax / max_weight : none;
+  StoreQuad(s.weight_unit + head, unit_weight);
+  typename V::F errors[kQuadHeads];
+  const typename V::F middle = V::Set(0.5f * s.value_levels);
+  for (int h = 0; h < kQuadHeads; ++h) {
+    errors[h] = V::Zero();
+    if ((quantized >> h & 1) == 0) continue;
+    const int row = (head + h) * kTileTokens;
+    const RoundingSums<V> sums =
+        RoundWeights<V>(s.scores + row, unit_weight[h], inverse[h], s.weights + row);
+    zeros[h] = V::MulAdd(sums.lost, middle, zeros[h]);
+    errors[h] = sums.error;
+  }
+  AddTo(s.heads.zero + head, Widen(SumOfEach<V>(zeros)));
   if constexpr (!V::kCertified) return;
-  head.weight_error +=
-      double{sums[1]} * (1 + 0x1p-16) + double{unit_weight} * (kTileTokens * kWeightErrorSlack);
+  AddTo(s.heads.weight_error + head,
+        Widen(SumOfEach<V>(errors)) * (1 + 0x1p-16) +
+            Widen(unit_weight) * (kTileTokens * double{kWeightErrorSlack}));
 }
 
-// The largest logit of head g in each sub-block, from s.scores.
-template <typename V>
-[[gnu::always_inline]] inline void TopLogits(const AttendState& s, int g, float* tops) {
-  constexpr int kPer = TileWeights<V>::kPerSubBlock;
-  const float* scores = s.scores + g * kTileTokens;
-  typename V::F maxima[kSubBlocksPerTile];
-  Unroll<kSubBlocksPerTile>([&](auto b) __attribute__((always_inline)) {
-    Unroll<kPer>([&](auto v) __attribute__((always_inline)) {
-      const typename V::F x = V::Load(scores + b * kSubBlockTokens + v * V::kLanes);
-      maxima[b] = v == 0 ? x : V::Max(maxima[b], x);
-    });
-  });
-  V::ReduceMax4(maxima[0], maxima[1], maxima[2], maxima[3], tops);
-}
-
-// Logits of head g in s.scores (-infinity outside the range), `tops` the largest of each sub-block,
-// become weights: in s.weights where `quantized_values`, in s.scores otherwise. Returns false when
-// every weight is 0, so that no value needs to be read.
-template <typename V>
-[[gnu::always_inline]] inline bool WeighHead(AttendState& s, int g, const Unit& unit,
-                                             const float* tops, bool quantized_values) {
-  float* scores = s.scores + g * kTileTokens;
-  HeadState& head = s.heads[g];
-  const float exponent = MaxOf4(tops) * kLog2E;
-  if (__builtin_expect(exponent > head.ref, 0)) {
-    RaiseReference<V>(s, g, __builtin_ceilf(exponent));
-  }
-  const float faint_below = head.ref + kFaintExponent;
-  bool faint = exponent < faint_below;
-  if (unit.atoms != 1) {
-    for (int a = 0; a < kSubBlocksPerTile; ++a) faint |= tops[a] * kLog2E < faint_below;
-  }
-  TileWeights<V> w;
-  float refs[kSubBlocksPerTile] = {head.ref, head.ref, head.ref, head.ref};
-  double skipped = 0;
-  double eta = 0;
-  if (__builtin_expect(!faint, 1)) {
-    Exponentiate<V>(scores, refs, w);
-  } else {
-    ExponentiateFaint<V>(s, g, unit, tops, w, refs, &skipped, &eta);
-  }
-  if constexpr (V::kCertified) WriteAtoms(s, g, unit, tops, w.mass, refs);
-
-  float read_mass[kSubBlocksPerTile];
-  for (int b = 0; b < kSubBlocksPerTile; ++b) {
-    read_mass[b] = refs[b] == head.ref ? w.mass[b] : 0.0f;
-  }
-  const float total = (read_mass[0] + read_mass[1]) + (read_mass[2] + read_mass[3]);
-  head.mass += total + skipped;
-  head.skipped += skipped;
-  if (quantized_values) {
-    if constexpr (V::kCertified) {
-      eta += EtaOf(unit, read_mass);
-      head.rotated_reach += double{total} * unit.rotated_reach;
+// Writes the atoms of a unit: `mass` by head, relative to 2^refs.
+[[gnu::always_inline]] inline void WriteAtoms(AttendState& s, int head, int count, const Unit& unit,
+                                              const QuadTops& tops, const QuadRows& mass,
+                                              const QuadRows& refs) {
+  const AttendResult& result = *s.result;
+  const int64_t at = int64_t{head} * s.atom_count + unit.first_atom;
+  if (unit.atoms == 1) {
+    const Quad sums = SumOf(Transpose(mass));
+    const Quad maxima = LargestOf(tops.by_sub_block);
+    for (int h = 0; h < count; ++h) {
+      const int64_t atom = at + int64_t{h} * s.atom_count;
+      result.block_lse[atom] = sums[h];
+      result.block_max_logit[atom] = maxima[h];
+      s.atom_ref[atom] = refs.row[h][0];
     }
-    RoundWeights<V>(s, g, unit, w);
-  } else {
-    eta = 0;
-    if constexpr (V::kCertified) head.plain_reach += double{total} * unit.plain_reach;
-    Unroll<TileWeights<V>::kVectors>([&](auto k) __attribute__((always_inline)) {
-      V::Store(scores + k * V::kLanes, w.p[k]);
-    });
+    return;
   }
-  head.eta += eta;
-  if (V::kCertified && unit.tile >= 0) {
-    const int64_t at = int64_t{g} * s.args->tile_count + unit.tile;
-    s.result->tile_value_error[at] = static_cast<float>(eta > 0 ? eta + 0x1p-126 : 0.0);
-    s.tile_ref[at] = head.ref;
+  for (int h = 0; h < count; ++h) {
+    const int64_t atom = at + int64_t{h} * s.atom_count;
+    StoreQuad(result.block_lse + atom, mass.row[h]);
+    StoreQuad(result.block_max_logit + atom, tops.by_head.row[h]);
+    StoreQuad(s.atom_ref + atom, refs.row[h]);
   }
-  return total > 0;
+}
+
+// What a unit adds to the sums that bound errors; `mass`, by sub-block, is that of the values read,
+// `total` its sum, `eta` what faint atoms add to the sum of mass * eta.
+[[gnu::always_inline]] inline void AddErrorSums(AttendState& s, int head, int count,
+                                                const Unit& unit, uint32_t quantized,
+                                                const QuadRows& mass, Quad total, DoubleQuad eta) {
+  HeadStates& heads = s.heads;
+  const Quad read_eta = EtaOf(unit, mass);
+  if (quantized == (1u << kQuadHeads) - 1) {
+    AddTo(heads.rotated_reach + head, Widen(total) * unit.rotated_reach);
+    eta += Widen(read_eta);
+  } else {  // reaches may be infinite, and lanes of mass 0 those of other heads
+    for (int h = 0; h < count; ++h) {
+      if ((quantized >> h & 1) != 0) {
+        heads.rotated_reach[head + h] += double{total[h]} * unit.rotated_reach;
+        eta[h] += read_eta[h];
+      } else {
+        heads.plain_reach[head + h] += double{total[h]} * unit.plain_reach;
+        eta[h] = 0;
+      }
+    }
+  }
+  AddTo(heads.eta + head, eta);
+  if (unit.tile < 0) return;
+  const DoubleQuad none = {};
+  const Quad errors = __builtin_convertvector(eta > 0 ? eta + 0x1p-126 : none, Quad);
+  const int64_t at = int64_t{head} * s.args->tile_count + unit.tile;
+  for (int h = 0; h < count; ++h) {
+    s.result->tile_value_error[at + int64_t{h} * s.args->tile_count] = errors[h];
+    s.tile_ref[at + int64_t{h} * s.args->tile_count] = heads.ref[head + h];
+  }
+}
+
+// Logits of heads [head, head + count) in s.scores (-infinity outside the range) become weights: in
+// s.weights for the lanes in `quantized` (bit h), whose values are quantized, in s.scores for the
+// others. Bit h of the result is 0 where every weight is 0, so that no value needs to be read.
+template <typename V>
+[[gnu::always_inline]] inline uint32_t WeighHeads(AttendState& s, int head, int count,
+                                                  const Unit& unit, const QuadTops& tops,
+                                                  uint32_t quantized) {
+  HeadStates& heads = s.heads;
+  const QuadInt active = LanesBelow(count);
+  const Quad exponent = LargestOf(tops.by_sub_block) * kLog2E;
+  uint32_t raised = LaneBits((exponent > LoadQuad(heads.ref + head)) & active);
+  for (; __builtin_expect(raised != 0, 0); raised &= raised - 1) {
+    const int h = __builtin_ctz(raised);
+    RaiseReference<V>(s, head + h, __builtin_ceilf(exponent[h]));
+  }
+  const Quad lowest = unit.atoms == 1 ? exponent : SmallestOf(tops.by_sub_block) * kLog2E;
+  const uint32_t faint = LaneBits((lowest < LoadQuad(heads.ref + head) + kFaintExponent) & active);
+
+  QuadRows mass;  // by head
+  QuadRows read;  // the same without what is skipped
+  QuadRows refs;
+  DoubleQuad faint_eta = {};
+  typename V::F maxima[kQuadHeads];
+  typename V::F zeros[kQuadHeads];
+  ClearFrom(count, mass.row);
+  ClearFrom(count, read.row);
+  for (int h = 0; h < count; ++h) {
+    const int g = head + h;
+    float* scores = s.scores + g * kTileTokens;
+    TileWeights<V> w;
+    refs.row[h] = SplatQuad(heads.ref[g]);
+    if (__builtin_expect((faint >> h & 1) == 0, 1)) {
+      float same[kSubBlocksPerTile];
+      StoreQuad(same, refs.row[h]);
+      Exponentiate<V>(scores, same, w);
+      read.row[h] = w.mass;
+    } else {
+      const FaintSums sums = ExponentiateFaint<V>(s, g, unit, tops, h, w);
+      read.row[h] = sums.refs == refs.row[h] ? w.mass : Quad{};
+      refs.row[h] = sums.refs;
+      heads.mass[g] += sums.skipped;
+      heads.skipped[g] += sums.skipped;
+      faint_eta[h] = sums.eta;
+    }
+    mass.row[h] = w.mass;
+    maxima[h] = zeros[h] = V::Zero();
+    if ((quantized >> h & 1) != 0) {
+      const ScaledWeights<V> sums = ScaleWeights<V>(unit, w, scores);
+      maxima[h] = sums.max;
+      zeros[h] = sums.zeros;
+    } else {
+      Unroll<TileWeights<V>::kVectors>([&](auto k) __attribute__((always_inline)) {
+        V::Store(scores + k * V::kLanes, w.p[k]);
+      });
+    }
+  }
+  if constexpr (V::kCertified) WriteAtoms(s, head, count, unit, tops, mass, refs);
+  const QuadRows by_sub_block = Transpose(read);
+  const Quad total = SumOf(by_sub_block);
+  AddTo(heads.mass + head, Widen(total));
+  if constexpr (V::kCertified) {
+    AddErrorSums(s, head, count, unit, quantized, by_sub_block, total, faint_eta);
+  }
+  if (quantized != 0) {
+    ClearFrom(count, maxima);
+    ClearFrom(count, zeros);
+    RoundQuad<V>(s, head, quantized, maxima, zeros);
+  }
+  return LaneBits((total > 0.0f) & active);
 }
 
 }  // namespace certkv::cpu

@@ -30,21 +30,30 @@ inline constexpr int kTermRow = kHeadDimMax / 2;
 // compares.
 inline constexpr float kDitherLatticeFloat = 0x1p-13f;
 
-// One query head of the read. Sums are relative to 2^ref and in double, where scaling by a power of
-// two is exact (weights below 2^-1000 of the largest vanish; attend.cc adds that back).
-struct HeadState {
-  float ref;                          // log2 units, an integer; kRefNone before the first token
-  float query_norm;                   // >= logit_scale * ||q||
-  float band_norm[kWitnessBandsMax];  // >= logit_scale * ||q_b|| per witness band
-  double mass;                        // sum of weights, sink included
-  double zero;           // sum of weight * value zero, and the weights' rounding at the middle code
-  double weight_error;   // sum of |weight * value scale - its 15-bit rounding|, rounded up
-  double skipped;        // mass of the tokens whose values were not read
-  double rotated_reach;  // sum of weight * (largest |scale| * levels + |zero|) of the tile
-  double plain_reach;    // sum of weight * (bound on ||v||_2) over values read as 16-bit floats
-  double eta;            // sum of weight * eta
-  bool poisoned;         // a logit may be infinite or NaN
-  float dither_factor;   // DitherFactor of the head's failure probability; 0: not to be used
+// Heads that kernels take at once where they need one number for each (attend_quad.h), and room for
+// so many from any head on.
+inline constexpr int kQuadHeads = 4;
+inline constexpr int kHeadLanes = kGroupSizeMax + kQuadHeads;
+
+// What is known of each query head of the read. Sums are relative to 2^ref and in double, where
+// scaling by a power of two is exact (weights below 2^-1000 of the largest vanish; attend.cc adds
+// that back).
+struct HeadStates {
+  float ref[kHeadLanes];                          // log2 units, integers; kRefNone at first
+  float query_norm[kHeadLanes];                   // >= logit_scale * ||q||
+  float band_norm[kWitnessBandsMax][kHeadLanes];  // >= logit_scale * ||q_b|| per witness band
+  float dither_factor[kHeadLanes];   // DitherFactor of the failure probability; 0: not to be used
+  double mass[kHeadLanes];           // sum of weights, sink included
+  double zero[kHeadLanes];           // sum of weight * value zero, and the weights' rounding at the
+                                     // middle code
+  double weight_error[kHeadLanes];   // sum of |weight * value scale - its 15-bit rounding|, rounded
+                                     // up
+  double skipped[kHeadLanes];        // mass of the tokens whose values were not read
+  double rotated_reach[kHeadLanes];  // sum of weight * (largest |scale| * levels + |zero|) of the
+                                     // tile
+  double plain_reach[kHeadLanes];    // sum of weight * (bound on ||v||_2) over 16-bit values
+  double eta[kHeadLanes];            // sum of weight * eta
+  bool poisoned[kHeadLanes];         // a logit may be infinite or NaN
 };
 
 inline constexpr float kRefNone = -0x1p120f;
@@ -65,18 +74,18 @@ struct AttendState {
   int32_t key_lines;    // cache lines to prefetch per step of the score loops, or -1: not set
   int32_t value_lines;  // and of the value loops
   float value_radius;   // running maximum of ||v||_2
-  HeadState heads[kGroupSizeMax];
+  HeadStates heads;
 
   // Workspace arrays, G = group_size rows unless said otherwise.
   float* queries;       // [G][kRow] logit_scale * q
   float* pair_queries;  // [G][kRow] the same in the channel order of byte quads; FP8 only
   float* scores;        // [G][64] logits of a tile; then its weights, where values are 16-bit
   int16_t* weights;     // [G][64] 15-bit weights of a tile, where values are quantized
-  float* weight_unit;   // [G]
+  float* weight_unit;   // [G + kQuadHeads]
   int32_t* terms;       // [G][kTermRow] query terms of the tile
-  float* term_unit;     // [G]
-  float* term_base;     // [G]
-  int32_t* term_bias;   // [G]
+  float* term_unit;     // [G + kQuadHeads]
+  float* term_base;     // [G + kQuadHeads]
+  int32_t* term_bias;   // [G + kQuadHeads]
   float* rotated;       // [G][kRow] sums of weight * scale * code, in kernel order
   float* plain;         // [G][kRow] sums of weight * value, of 16-bit values
   float* tile_scale;    // [kRow] scale of each key channel of the tile

@@ -27,16 +27,16 @@ struct FoldedTile {
 template <typename V>
 void FoldTile(AttendState& s, int g, int32_t tile, FoldedTile* folded) {
   const uint8_t* scan = s.args->tiles[tile].scan;
-  const FoldedWidth width = FoldQuery<V>(s, g, LoadScales<V>(s, scan));
+  const FoldedWidths widths = FoldQueries<V>(s, g, 1, LoadScales<V>(s, scan));
   folded->tile = tile;
-  folded->slack = width.slack;
-  float residual[kSubBlocksPerTile] = {width.residual, width.residual, width.residual,
-                                       width.residual};
+  folded->slack = widths.slack[0];
+  Quad residual[kSubBlocksPerTile] = {widths.residual, widths.residual, widths.residual,
+                                      widths.residual};
   if (s.args->layout->witness_bands > 0) {
     LoadWitness<V>(s, scan);
-    ApplyWitness<V>(s, g, reinterpret_cast<const TileHeader*>(scan)->witness_exponent, residual);
+    ApplyWitness<V>(s, g, 1, reinterpret_cast<const TileHeader*>(scan)->witness_exponent, residual);
   }
-  for (int b = 0; b < kSubBlocksPerTile; ++b) folded->width[b] = residual[b] + width.slack;
+  for (int b = 0; b < kSubBlocksPerTile; ++b) folded->width[b] = residual[b][0] + folded->slack;
 }
 
 // Logits of head g for the 16 tokens at `coarse` and `fine`.
@@ -139,7 +139,7 @@ void ReadBatch(AttendState& s, int g, const int32_t* batch, int count, int ahead
   unit.first = 0;
   unit.last = count * kSubBlockTokens;
   unit.plain_reach = 0;
-  HeadWidth width = {};
+  QuadWidths widths = {};  // of one head
   ValuePlane plane;
   plane.pair_bytes = layout.value_bytes / (kSubBlockTokens / 2);
   typename V::F scale_max = V::Zero();
@@ -159,8 +159,8 @@ void ReadBatch(AttendState& s, int g, const int32_t* batch, int count, int ahead
     if (sub_block / kSubBlocksPerTile != folded->tile) {
       FoldTile<V>(s, g, sub_block / kSubBlocksPerTile, folded);
     }
-    if (!(folded->slack < __builtin_inff())) width.slack = __builtin_inff();
-    width.residual[k] = folded->width[b];
+    if (!(folded->slack < __builtin_inff())) widths.slack[0] = __builtin_inff();
+    widths.residual[k][0] = folded->width[b];
     Prefetcher<V> prefetch = {nullptr, nullptr, nullptr, nullptr, 0, 0};
     if (k < ahead_count) {
       prefetch = PrefetchSubBlock<V>(s, batch[kSubBlocksPerTile + k], lines);
@@ -172,13 +172,11 @@ void ReadBatch(AttendState& s, int g, const int32_t* batch, int count, int ahead
   V::ReduceMax4(scale_max, zero_max, scale_max, zero_max, maxima);
   unit.rotated_reach = s.value_levels * maxima[0] + maxima[1];
 
-  BoundHead<V>(s, g, unit, width);
+  const uint32_t poisoned = BoundHeads<V>(s, g, 1, unit, widths);
   for (int k = 0; k < count; ++k) HideOutside(s, g, k, batch[k]);
-  float tops[kSubBlocksPerTile];
-  TopLogits<V>(s, g, tops);
-  const bool reads = WeighHead<V>(s, g, unit, tops, true);
-  if (!(width.slack < __builtin_inff())) PoisonAtoms(s, g, unit);
-  if (!reads) return;
+  const uint32_t reading = WeighHeads<V>(s, g, 1, unit, TopLogits<V>(s, g, 1), 1);
+  if (poisoned != 0) PoisonAtoms(s, g, unit);
+  if (reading == 0) return;
   Prefetcher<V> none = {nullptr, nullptr, nullptr, nullptr, 0, 0};
   const ValueRows no_rows = {};
   AddStoredValues<V>(s, plane, no_rows, g, 1, none);

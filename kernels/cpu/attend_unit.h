@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "kernels/cpu/attend_math.h"
+#include "kernels/cpu/attend_quad.h"
 #include "kernels/cpu/attend_softmax.h"
 #include "kernels/cpu/attend_state.h"
 #include "kernels/cpu/attend_values.h"
@@ -21,50 +22,72 @@ template <typename V, int kHeads = 1, typename Body>
   body(Index<kHeads>());
 }
 
-// Half-width of one head's atom before caps: what is known of the residuals, and the rest.
-struct HeadWidth {
-  float residual[kSubBlocksPerTile];
-  float tile;  // residual of any token of the tile, without witnesses
-  float slack;
+// Half-widths of a unit's atoms before caps, nats: what is known of the residuals, and the rest.
+struct QuadWidths {
+  Quad residual[kSubBlocksPerTile];
+  Quad tile;  // residual of any token of the tile, without witnesses
+  Quad slack;
 };
 
-// What the atom's half-width has beside the residual.
-[[gnu::always_inline]] inline float SlackOf(const AttendArgs& args, const HeadWidth& width) {
-  const float slack = width.slack + kWeightSlackNat;
+// What the atoms' half-widths have beside the residuals.
+[[gnu::always_inline]] inline Quad SlackOf(const AttendArgs& args, const QuadWidths& widths) {
+  const Quad slack = widths.slack + kWeightSlackNat;
   return args.soft_cap > 0 ? slack + args.soft_cap * kSoftCapSlack : slack;
 }
-[[gnu::always_inline]] inline float HalfWidthOf(float residual, float slack) {
-  const float c = (residual + slack) * kHalfWidthInflation;
-  return c <= kLogitHalfWidthMaxNat ? c : __builtin_inff();
+[[gnu::always_inline]] inline Quad HalfWidthOf(Quad residual, Quad slack) {
+  const Quad c = (residual + slack) * kHalfWidthInflation;
+  return c <= kLogitHalfWidthMaxNat ? c : SplatQuad(__builtin_inff());
 }
 
-// Caps the logits, hides those outside the range and writes the half-widths of head g's atoms.
+// Writes one row per atom of the unit to those of heads [head, head + count) in `out`.
+[[gnu::always_inline]] inline void StoreAtoms(const AttendState& s, int head, int count,
+                                              const Unit& unit, const Quad* atoms, float* out) {
+  float* at = out + int64_t{head} * s.atom_count + unit.first_atom;
+  if (unit.atoms == 1) {
+    for (int h = 0; h < count; ++h) at[int64_t{h} * s.atom_count] = atoms[0][h];
+    return;
+  }
+  const QuadRows by_head = Transpose({{atoms[0], atoms[1], atoms[2], atoms[3]}});
+  for (int h = 0; h < count; ++h) StoreQuad(at + int64_t{h} * s.atom_count, by_head.row[h]);
+}
+
+// Caps the logits of heads [head, head + count), hides those outside the range and writes the
+// half-widths of the atoms. Bit h of the result: the logits of lane h can't be used.
 template <typename V>
-void BoundHead(AttendState& s, int g, const Unit& unit, const HeadWidth& width) {
+[[gnu::always_inline]] inline uint32_t BoundHeads(AttendState& s, int head, int count,
+                                                  const Unit& unit, const QuadWidths& widths) {
   const AttendArgs& args = *s.args;
-  float* scores = s.scores + g * kTileTokens;
-  const float slack = SlackOf(args, width);
-  if (args.soft_cap > 0) {
-    for (int t = 0; t < kTileTokens; t += V::kLanes) {
-      V::Store(scores + t, SoftCap<V>(V::Load(scores + t), args.soft_cap));
+  const Quad slack = SlackOf(args, widths);
+  const uint32_t poisoned = LaneBits(~(slack < __builtin_inff()) & LanesBelow(count));
+  const bool whole = unit.first == 0 && unit.last == kTileTokens;
+  if (__builtin_expect(args.soft_cap > 0 || !whole || poisoned != 0, 0)) {
+    for (int h = 0; h < count; ++h) {
+      float* scores = s.scores + (head + h) * kTileTokens;
+      if (args.soft_cap > 0) {
+        for (int t = 0; t < kTileTokens; t += V::kLanes) {
+          V::Store(scores + t, SoftCap<V>(V::Load(scores + t), args.soft_cap));
+        }
+      }
+      const bool hidden = (poisoned >> h & 1) != 0;
+      if (hidden) s.heads.poisoned[head + h] = true;
+      const int first = hidden ? kTileTokens : unit.first;
+      for (int t = 0; t < first; ++t) scores[t] = -__builtin_inff();
+      for (int t = unit.last; t < kTileTokens; ++t) scores[t] = -__builtin_inff();
     }
   }
-  const bool poisoned = !(slack < __builtin_inff());
-  const int first = poisoned ? kTileTokens : unit.first;
-  for (int t = 0; t < first; ++t) scores[t] = -__builtin_inff();
-  for (int t = unit.last; t < kTileTokens; ++t) scores[t] = -__builtin_inff();
-  if (poisoned) s.heads[g].poisoned = true;
-  if constexpr (!V::kCertified) return;
+  if constexpr (!V::kCertified) return poisoned;
 
-  float* half_widths = s.result->logit_half_width + int64_t{g} * s.atom_count + unit.first_atom;
+  Quad atoms[kSubBlocksPerTile];
   const int atom_tokens = kTileTokens / unit.atoms;
   for (int a = 0; a < unit.atoms; ++a) {
     const bool empty = unit.last <= a * atom_tokens || unit.first >= (a + 1) * atom_tokens;
-    half_widths[a] = empty ? 0.0f : HalfWidthOf(width.residual[a], slack);
+    atoms[a] = empty ? Quad{} : HalfWidthOf(widths.residual[a], slack);
   }
-  if (s.result->top_half_width == nullptr) return;
-  float* tops = s.result->top_half_width + int64_t{g} * s.atom_count + unit.first_atom;
-  for (int a = 0; a < unit.atoms; ++a) tops[a] = half_widths[a];
+  StoreAtoms(s, head, count, unit, atoms, s.result->logit_half_width);
+  if (s.result->top_half_width != nullptr) {
+    StoreAtoms(s, head, count, unit, atoms, s.result->top_half_width);
+  }
+  return poisoned;
 }
 
 // An atom whose logits couldn't be computed: everything about it is unknown.

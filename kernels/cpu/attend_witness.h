@@ -55,31 +55,37 @@ void LoadWitness(AttendState& s, const uint8_t* scan) {
 
 // Lowers residual[b] to the largest witness half-width of sub-block b's tokens.
 template <typename V>
-void ApplyWitness(AttendState& s, int g, int exponent, float* residual) {
+[[gnu::always_inline]] inline void ApplyWitness(const AttendState& s, int head, int count,
+                                                int exponent, Quad* residual) {
   const float scale = WitnessScale(exponent);
   if (scale == 0.0f) return;
   const int bands = s.args->layout->witness_bands;
-  float widths[kSubBlocksPerTile];
+  QuadRows widths;  // by sub-block
   if (bands == 1) {
-    for (int b = 0; b < kSubBlocksPerTile; ++b) widths[b] = s.witness[b] * s.heads[g].band_norm[0];
+    const Quad norm = LoadQuad(s.heads.band_norm[0] + head);
+    for (int b = 0; b < kSubBlocksPerTile; ++b) widths.row[b] = s.witness[b] * norm;
   } else {
-    typename V::F max[kSubBlocksPerTile];
-    for (int b = 0; b < kSubBlocksPerTile; ++b) {
-      max[b] = V::Zero();
-      for (int t = 0; t < kSubBlockTokens; t += V::kLanes) {
-        typename V::F sum = V::Zero();
-        for (int band = 0; band < bands; ++band) {
-          const float* w = s.witness + band * kTileTokens + b * kSubBlockTokens + t;
-          sum = V::MulAdd(V::Load(w), V::Set(s.heads[g].band_norm[band]), sum);
+    for (int h = 0; h < count; ++h) {
+      typename V::F max[kSubBlocksPerTile];
+      for (int b = 0; b < kSubBlocksPerTile; ++b) {
+        max[b] = V::Zero();
+        for (int t = 0; t < kSubBlockTokens; t += V::kLanes) {
+          typename V::F sum = V::Zero();
+          for (int band = 0; band < bands; ++band) {
+            const float* w = s.witness + band * kTileTokens + b * kSubBlockTokens + t;
+            sum = V::MulAdd(V::Load(w), V::Set(s.heads.band_norm[band][head + h]), sum);
+          }
+          max[b] = V::Max(max[b], sum);
         }
-        max[b] = V::Max(max[b], sum);
       }
+      widths.row[h] = MaxOfEach<V>(max);
     }
-    V::ReduceMax4(max[0], max[1], max[2], max[3], widths);
+    ClearFrom(count, widths.row);
+    widths = Transpose(widths);
   }
   for (int b = 0; b < kSubBlocksPerTile; ++b) {
-    const float width = widths[b] * scale;
-    if (width < residual[b]) residual[b] = width;  // a NaN changes nothing
+    const Quad width = widths.row[b] * scale;
+    residual[b] = width < residual[b] ? width : residual[b];  // a NaN changes nothing
   }
 }
 
@@ -87,40 +93,49 @@ void ApplyWitness(AttendState& s, int g, int exponent, float* residual) {
 // 1/64 of that is not worth a half-width of its own: few are, once a few tiles were read.
 inline constexpr int kTopExponent = -6;
 
-// Largest integer <= log2 x of a normal x; at most -1023 of any other x >= 0.
-[[gnu::always_inline]] inline int FloorLog2(double x) {
-  uint64_t bits;
-  __builtin_memcpy(&bits, &x, sizeof(bits));
-  return static_cast<int>(bits >> 52) - 1023;
+// Largest integers <= log2 x of normal floats x; -127 of smaller ones, x >= 0.
+[[gnu::always_inline]] inline Quad FloorLog2(Quad x) {
+  const QuadInt exponents = (reinterpret_cast<QuadInt>(x) >> 23) - 127;
+  return __builtin_convertvector(exponents, Quad);
 }
 
-// After BoundHead: lowers the half-width of the token that has the largest logit of its sub-block
-// to what its own witness says, where the token may turn out heavy. `tops`: as TopLogits.
+// After BoundHeads: lowers the half-width of the token that has the largest logit of its sub-block
+// to what its own witness says, where the token may turn out heavy. For the lanes in `stored`.
 template <typename V>
-void BoundTopTokens(AttendState& s, int g, const Unit& unit, const uint8_t* scan,
-                    const HeadWidth& width, const float* tops) {
+[[gnu::always_inline]] inline void BoundTopTokens(AttendState& s, int head, const Unit& unit,
+                                                  const uint8_t* scan, const QuadWidths& widths,
+                                                  const QuadTops& tops, uint32_t stored) {
   const float scale = WitnessScale(reinterpret_cast<const TileHeader*>(scan)->witness_exponent);
   if (scale == 0.0f) return;
   const TileLayout& layout = *s.args->layout;
-  const float* scores = s.scores + g * kTileTokens;
-  float* half_widths = s.result->top_half_width + int64_t{g} * s.atom_count + unit.first_atom;
-  const float faint_below =
-      s.heads[g].ref + static_cast<float>(FloorLog2(s.heads[g].mass) + kTopExponent);
+  DoubleQuad mass;
+  __builtin_memcpy(&mass, s.heads.mass + head, sizeof(mass));
+  const Quad heavy_from =
+      LoadQuad(s.heads.ref + head) + FloorLog2(__builtin_convertvector(mass, Quad)) + kTopExponent;
+  const Quad slack = SlackOf(*s.args, widths);
   for (int b = 0; b < kSubBlocksPerTile; ++b) {
-    if (tops[b] * kLog2E < faint_below) continue;
-    int t = 0;
-    while (t < kSubBlockTokens && scores[b * kSubBlockTokens + t] != tops[b]) ++t;
-    if (t == kSubBlockTokens) continue;  // NaN
-    const uint8_t* codes =
-        scan + layout.witness_offset + b * layout.witness_bands * kSubBlockTokens + t;
-    float sum = 0;
-    for (int band = 0; band < layout.witness_bands; ++band) {
-      sum += s.witness_table[codes[band * kSubBlockTokens]] * s.heads[g].band_norm[band];
+    const Quad top = tops.by_sub_block.row[b];
+    uint32_t heavy = LaneBits(top * kLog2E >= heavy_from) & stored;
+    for (; __builtin_expect(heavy != 0, 0); heavy &= heavy - 1) {
+      const int h = __builtin_ctz(heavy);
+      const int g = head + h;
+      const float* scores = s.scores + g * kTileTokens + b * kSubBlockTokens;
+      int t = 0;
+      while (t < kSubBlockTokens && scores[t] != top[h]) ++t;
+      if (t == kSubBlockTokens) continue;  // NaN
+      const uint8_t* codes =
+          scan + layout.witness_offset + b * layout.witness_bands * kSubBlockTokens + t;
+      float sum = 0;
+      for (int band = 0; band < layout.witness_bands; ++band) {
+        sum += s.witness_table[codes[band * kSubBlockTokens]] * s.heads.band_norm[band][g];
+      }
+      const float residual = sum * scale;
+      const float own = HalfWidthOf(
+          SplatQuad(residual < widths.tile[h] ? residual : widths.tile[h]), SplatQuad(slack[h]))[0];
+      float* half_width =
+          s.result->top_half_width + int64_t{g} * s.atom_count + unit.first_atom + b;
+      if (own < *half_width) *half_width = own;
     }
-    const float residual = sum * scale;
-    const float own =
-        HalfWidthOf(residual < width.tile ? residual : width.tile, SlackOf(*s.args, width));
-    if (own < half_widths[b]) half_widths[b] = own;
   }
 }
 

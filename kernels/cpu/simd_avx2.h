@@ -137,6 +137,11 @@ struct Avx2Simd {
     a = _mm_add_epi32(a, _mm_shuffle_epi32(a, 0x4e));
     return _mm_cvtsi128_si32(_mm_add_epi32(a, _mm_shuffle_epi32(a, 0xb1)));
   }
+  [[gnu::always_inline]] static void ReduceAddI4(I a, I b, I c, I d, int32_t* out) {
+    const I t = _mm256_hadd_epi32(_mm256_hadd_epi32(a, b), _mm256_hadd_epi32(c, d));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out),
+                     _mm_add_epi32(_mm256_castsi256_si128(t), _mm256_extracti128_si256(t, 1)));
+  }
   // The low and the high half of the words as 16-bit floats, widened.
   [[gnu::always_inline]] static F WidenF16Low(I x) {
     return _mm256_cvtph_ps(_mm256_castsi256_si128(x));

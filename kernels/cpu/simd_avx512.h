@@ -134,6 +134,15 @@ struct Avx512Simd {
     a = _mm_add_epi32(a, _mm_shuffle_epi32(a, 0x4e));
     return _mm_cvtsi128_si32(_mm_add_epi32(a, _mm_shuffle_epi32(a, 0xb1)));
   }
+  [[gnu::always_inline]] static void ReduceAddI4(I a, I b, I c, I d, int32_t* out) {
+    const auto halves = [](I x) __attribute__((always_inline)) {
+      return _mm256_add_epi32(_mm512_castsi512_si256(x), _mm512_extracti64x4_epi64(x, 1));
+    };
+    const __m256i t = _mm256_hadd_epi32(_mm256_hadd_epi32(halves(a), halves(b)),
+                                        _mm256_hadd_epi32(halves(c), halves(d)));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out),
+                     _mm_add_epi32(_mm256_castsi256_si128(t), _mm256_extracti128_si256(t, 1)));
+  }
   [[gnu::always_inline]] static F WidenF16Low(I x) {
     return Native::WidenF16(_mm512_castsi512_si256(x));
   }

@@ -136,6 +136,12 @@ struct PortableSimd {
     for (int i = 0; i < kLanes; ++i) sum += sums[i];
     return static_cast<int32_t>(sum);
   }
+  static void ReduceAddI4(I a, I b, I c, I d, int32_t* out) {
+    out[0] = ReduceAddI(a);
+    out[1] = ReduceAddI(b);
+    out[2] = ReduceAddI(c);
+    out[3] = ReduceAddI(d);
+  }
   static F WidenF16Low(I x) {
     uint16_t words[16];
     StoreI(words, x);
