@@ -7,7 +7,7 @@
 namespace certkv {
 namespace {
 
-constexpr double kExponent = 0.3;
+constexpr double kExponent = 0.4;
 constexpr double kSpread = 8;
 
 bool IsKnown(double x) { return x >= 0 && x <= std::numeric_limits<double>::max(); }

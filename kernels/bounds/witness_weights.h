@@ -12,7 +12,7 @@
 
 namespace certkv {
 
-// Weights of one KV head's channels: (query_rms / residual_rms)^0.3, with a geometric mean of 1,
+// Weights of one KV head's channels: (query_rms / residual_rms)^0.4, with a geometric mean of 1,
 // within [1/8, 8]. The exponent that is best on average, .5, serves queries
 // worse that are least like the others (docs/decisions/0067).
 //
