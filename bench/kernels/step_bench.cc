@@ -17,7 +17,7 @@
 namespace certkv::bench {
 namespace {
 
-constexpr int kFinishRounds = 101;
+constexpr int kFinishRounds = 1001;
 constexpr int32_t kDistinctTiles = 16;
 
 }  // namespace

@@ -31,9 +31,9 @@ constexpr int32_t kFloatAtomsMax = 1 << 17;
 constexpr float kDeltaMax = 0x1p-6f;
 
 // Sets the heavy tokens apart, with half-widths of their own: at most 1 / heavy_mass_min of them.
-// Returns the largest price of one.
+// `heavy_atoms` are theirs. Returns the largest price of one.
 double FindHeavyTokens(const FinishArgs& args, const FinishMasses& masses, float* top,
-                       float* top_half_width) {
+                       float* top_half_width, std::vector<int64_t>* heavy_atoms) {
   const float heavy_mass_min =
       static_cast<float>(WorstCaseTvOptions{}.heavy_mass_min * 0.99) * masses.total;
   double price_max = 0;
@@ -43,6 +43,7 @@ double FindHeavyTokens(const FinishArgs& args, const FinishMasses& masses, float
     for (int64_t j = begin; j < end; ++j) {
       if (masses.mass[j] < heavy_mass_min) continue;
       if (j == args.sink_index) {
+        heavy_atoms->push_back(j);
         top[j] = masses.mass[j];
         top_half_width[j] = masses.half_width[j];
         continue;
@@ -52,6 +53,7 @@ double FindHeavyTokens(const FinishArgs& args, const FinishMasses& masses, float
       const double delta = masses.half_width[j] - double{args.logit_half_width[j]};
       const double price = 2 * std::expm1(delta) * (1 + std::exp(2.0 * masses.half_width[j]));
       if (mass < heavy_mass_min || !(price <= kHeavyPriceMax)) continue;
+      heavy_atoms->push_back(j);
       top[j] = mass;
       top_half_width[j] = masses.half_width[j];
       if (args.top_half_width != nullptr && args.top_half_width[j] < args.logit_half_width[j]) {
@@ -75,6 +77,7 @@ double BoundTv(CpuIsa isa, const FinishArgs& args, FinishWorkspace* workspace) {
       array->resize(chunks * kFinishChunk);
     }
     state.chunk_mass_max.resize(chunks);
+    state.heavy_atoms.reserve(static_cast<size_t>(1.1 / WorstCaseTvOptions{}.heavy_mass_min));
   }
   FinishMasses masses{};
   masses.count = args.atom_count;
@@ -90,9 +93,8 @@ double BoundTv(CpuIsa isa, const FinishArgs& args, FinishWorkspace* workspace) {
   // sum mass (e^delta - 1) / total <= (1 + delta_max) sum mass delta / total; 2^-8 covers the sums.
   const double rounding =
       kClampedShare + (1 + double{masses.delta_max}) * (1 + 0x1p-8) * masses.slack / masses.total;
-  std::fill_n(state.float_top.data(), args.atom_count, 0.0f);
-  const double heavy =
-      FindHeavyTokens(args, masses, state.float_top.data(), state.float_top_half_width.data());
+  const double heavy = FindHeavyTokens(args, masses, state.float_top.data(),
+                                       state.float_top_half_width.data(), &state.heavy_atoms);
   WorstCaseTvOptions options;
   options.tolerance = std::max(0.0, double{args.tv_tolerance} - rounding - heavy);
   options.gap = kGap;
@@ -103,6 +105,8 @@ double BoundTv(CpuIsa isa, const FinishArgs& args, FinishWorkspace* workspace) {
   atoms.top_token_mass = {state.float_top.data(), count};
   atoms.top_half_width = {state.float_top_half_width.data(), count};
   const WorstCaseTvResult worst = WorstCaseTv(atoms, options, &state.tv);
+  for (const int64_t j : state.heavy_atoms) state.float_top[j] = 0;
+  state.heavy_atoms.clear();
   const double bound = worst.worst_case_tv + rounding + (worst.heavy_tokens_used > 0 ? heavy : 0);
   return bound <= 1 ? bound : 1;
 }

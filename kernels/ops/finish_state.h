@@ -2,6 +2,7 @@
 #ifndef CERTKV_KERNELS_OPS_FINISH_STATE_H_
 #define CERTKV_KERNELS_OPS_FINISH_STATE_H_
 
+#include <cstdint>
 #include <vector>
 
 #include "kernels/bounds/worst_case_tv.h"
@@ -17,10 +18,11 @@ struct FinishWorkspace::State {
   std::vector<double> top_half_width;
   // The CPU backend's, padded to whole chunks.
   std::vector<float> float_mass;
-  std::vector<float> float_top;
+  std::vector<float> float_top;  // 0 between reads
   std::vector<float> float_half_width;
   std::vector<float> float_top_half_width;  // where float_top is above 0
   std::vector<float> chunk_mass_max;
+  std::vector<int64_t> heavy_atoms;  // where float_top isn't 0
   WorstCaseTvWorkspace tv;
 };
 
