@@ -33,17 +33,19 @@ def collect(folder):
 
 
 def configurations(stages):
-    """All that have a window of prose and of code, FP16 first, then by format and gate."""
-    windows = [
-        {name for results in stages[kind].values() for name in results}
-        for kind in ("prose", "code")
-    ]
+    """All that have a window, FP16 first, then by format and gate."""
+    names = {
+        name
+        for kind in WINDOWS
+        for results in stages.get(kind, {}).values()
+        for name in results
+    }
 
     def place(name):
         form, _, gate = name.partition(" ")
         return name != "FP16", form, GATES.index(gate)
 
-    return sorted(windows[0] & windows[1], key=place)
+    return sorted(names, key=place)
 
 
 def change_percent(window, base):
@@ -103,13 +105,14 @@ def row(stages, configuration):
     """Cells of the table of one configuration."""
     natural = natural_windows(stages)
     made = of_windows(natural, configuration)
-    cells = [f"`{configuration}`" if configuration != "FP16" else "FP16", f"{made['tokens']:,}"]
+    cells = [f"`{configuration}`" if configuration != "FP16" else "FP16"]
+    cells.append(f"{made['tokens']:,}" if made else "0")
     cells += [spread(of_windows(stages[kind], configuration)) for kind in ("prose", "code")]
-    cells += [
-        f"{made['worst_window']:+.2f}",
-        f"{made['worst_stretch']:+.3f}",
-        f"{100 * made['same_top']:.1f}",
-    ]
+    if made:
+        cells += [f"{made['worst_window']:+.2f}", f"{made['worst_stretch']:+.3f}"]
+        cells.append(f"{100 * made['same_top']:.1f}")
+    else:
+        cells += ["", "", ""]
     copied = of_windows(stages.get("copy", {}), configuration)
     cells += [spread(copied), f"{100 * copied['same_top']:.1f}" if copied else ""]
     cells.append(spread(of_windows(stages.get("outliers", {}), configuration)))
@@ -118,7 +121,7 @@ def row(stages, configuration):
     cells.append(f"{right} of {digits}" if asked else "")
     decoded = [r[configuration] for r in stages.get("greedy", {}).values() if configuration in r]
     cells.append(", ".join(str(r["first_other"]) for r in decoded))
-    if configuration == "FP16":
+    if configuration == "FP16" or not made:
         return cells + ["", "", ""]
     reads = lambda r: r["read_count"]
     accepted = share(natural, configuration, lambda r: r["rungs"][1] - r["observed_reads"], reads)
@@ -144,12 +147,14 @@ HEAD = (
     ("read again, %", "--:"),
     ("reads, ms per token", "--:"),
 )
+HEAD_LINES = ([name for name, _ in HEAD], [rule for _, rule in HEAD])
 
 
 def table(stages):
-    lines = [[name for name, _ in HEAD], [rule for _, rule in HEAD]]
-    lines += [row(stages, configuration) for configuration in configurations(stages)]
-    text = "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+    rows = [row(stages, configuration) for configuration in configurations(stages)]
+    # Columns of stages that were not run are left out.
+    columns = [column for column in zip(*HEAD_LINES, *rows) if any(column[len(HEAD_LINES) :])]
+    text = "\n".join("| " + " | ".join(cells) + " |" for cells in zip(*columns))
     counts = {kind: len(items) for kind, items in stages.items()}
     tokens = of_windows(natural_windows(stages), "FP16")["tokens"]
     note = (

@@ -187,7 +187,7 @@ def results():
 
 def cells_of(results, configuration):
     lines = [line.split("|")[1:-1] for line in report.table(results).splitlines()]
-    rows = [[cell.strip() for cell in line] for line in lines if len(line) == len(report.HEAD)]
+    rows = [[cell.strip() for cell in line] for line in lines if line]
     names = [cell.strip("`") for cell, *_ in rows]
     return dict(zip(rows[0], rows[names.index(configuration)]))
 
@@ -222,9 +222,11 @@ def test_numbers_of_the_table(results):
 def test_a_row_is_compared_on_the_windows_that_it_has(results):
     results["prose"]["01"] = {"FP16": {**results["prose"]["00"]["FP16"], "nll_sum": 50.0}}
     results["outliers"] = {"00": {"FP16": results["prose"]["00"]["FP16"]}}
+    del results["greedy"]
     cells = cells_of(results, "K8V4 gated")
     assert cells["tokens"] == "256" and cells["prose, %"] == "+1.01 ± 1.00"
     assert cells["outlier model, %"] == ""
+    assert "greedy, tokens until another" not in cells
     assert cells_of(results, "FP16")["tokens"] == "384"
 
 
@@ -232,9 +234,12 @@ def test_rows_come_by_format_and_gate(results):
     for kind in ("prose", "code"):
         one = results[kind]["00"]
         one["K8V4 ungated"] = one["FP8-scaled gated"] = one["K8V4 gated"]
-    results["prose"]["00"]["K4V8 gated"] = results["prose"]["00"]["FP16"]  # has no code
-    order = ["FP16", "FP8-scaled gated", "K8V4 ungated", "K8V4 gated"]
+    results["copy"]["00"]["K4V8 gated"] = results["copy"]["00"]["K8V4 gated"]
+    order = ["FP16", "FP8-scaled gated", "K4V8 gated", "K8V4 ungated", "K8V4 gated"]
     assert report.configurations(results) == order
+    cells = cells_of(results, "K4V8 gated")
+    assert cells["tokens"] == "0" and cells["prose, %"] == ""
+    assert cells["copy, %"] == "+1.01 ± 1.00"
 
 
 def test_the_picture_has_a_dot_for_each_window(results):
