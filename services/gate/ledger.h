@@ -132,6 +132,10 @@ class Ledger {
   virtual absl::StatusOr<LedgerGrant> Decide(const std::string& request, const LedgerTenant& tenant,
                                              int64_t units, bool exact) = 0;
   virtual absl::StatusOr<LedgerState> Close(const std::string& request) = 0;
+  // What each of these tenants has committed in its window, of so many milliseconds; 0 where none
+  // is known. 2^62 and more: all, because the ledger was lost in this window.
+  virtual absl::StatusOr<std::vector<int64_t>> TenantsCommitted(
+      const std::vector<std::string>& tenants, int64_t window_ms) = 0;
   // Puts a policy in the place of one of a lower version; the answer is the one that is there then.
   virtual absl::StatusOr<LedgerPolicy> PutPolicy(const LedgerPolicy& policy) = 0;
 };

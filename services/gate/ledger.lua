@@ -50,6 +50,17 @@ if operation == 'policy' then
   return {'OK', known[1] or '0', known[2] or '', known[3] or ''}
 end
 
+-- The third key is the beginning of the tenants' keys here.
+if operation == 'tenants' then
+  local answer = {'OK'}
+  for i = 6, #ARGV do
+    local known = redis.call('HMGET', tenant .. ARGV[i], 'epoch', 'start', 'committed')
+    local is_of_window = known[1] == epoch and now_ms() - tonumber(known[2]) < window_ms
+    answer[#answer + 1] = is_of_window and known[3] or '0'
+  end
+  return answer
+end
+
 -- '-0' is no number to HINCRBY.
 local function negative(amount) return amount == '0' and '0' or '-' .. amount end
 local function get(field) return redis.call('HGET', request, field) end

@@ -305,6 +305,16 @@ absl::StatusOr<LedgerState> RedisLedger::Close(const std::string& request) {
   return StateOf(words);
 }
 
+absl::StatusOr<std::vector<int64_t>> RedisLedger::TenantsCommitted(
+    const std::vector<std::string>& tenants, int64_t window_ms) {
+  const LedgerTenant window{.name = "", .limit_units = 0, .window_ms = window_ms};
+  CERTKV_ASSIGN_OR_RETURN(const Words words,
+                          RunInEpoch("tenants", "", window, tenants, tenants.size()));
+  std::vector<int64_t> committed;
+  for (const std::string& word : words) committed.push_back(ToUnits(word));
+  return committed;
+}
+
 absl::StatusOr<LedgerPolicy> RedisLedger::PutPolicy(const LedgerPolicy& policy) {
   CERTKV_ASSIGN_OR_RETURN(
       const Words words,

@@ -56,6 +56,8 @@ class RedisLedger final : public Ledger {
   absl::StatusOr<LedgerGrant> Decide(const std::string& request, const LedgerTenant& tenant,
                                      int64_t units, bool exact) override;
   absl::StatusOr<LedgerState> Close(const std::string& request) override;
+  absl::StatusOr<std::vector<int64_t>> TenantsCommitted(const std::vector<std::string>& tenants,
+                                                        int64_t window_ms) override;
   absl::StatusOr<LedgerPolicy> PutPolicy(const LedgerPolicy& policy) override;
 
  private:

@@ -338,6 +338,33 @@ TEST_F(SharedRegistryTest, TheSlicesOfBothReplicasAreWithinOneBudget) {
   EXPECT_EQ(replicas_[0]->GetRisk(kName)->budget_left, 0);
 }
 
+TEST_F(SharedRegistryTest, TenantsStandTheSameAtEveryReplica) {
+  Policy policy = CumulativePolicy(10, 0.2);
+  policy.tenant_budget = 50;
+  policy.tenant_window_ms = 1000;
+  StartReplicas(policy);
+  RequestTerms terms;
+  terms.tenant = "acme";
+  ASSERT_TRUE(replicas_[0]->OpenRequest("early", "", terms).ok());
+  EXPECT_TRUE(replicas_[0]->RefreshTenants().ok());
+  ASSERT_EQ(replicas_[0]->Tenants().size(), 1u);
+  EXPECT_EQ(replicas_[0]->Tenants()[0].committed, 50) << "the ledger is new: all is used up";
+  absl::SleepFor(absl::Milliseconds(1100));
+  EXPECT_TRUE(replicas_[0]->RefreshTenants().ok());
+  EXPECT_EQ(replicas_[0]->Tenants()[0].committed, 0) << "that window is over";
+  EXPECT_EQ(replicas_[0]->OpenRequest("a", "", terms)->budget_slice, 2);
+  EXPECT_EQ(replicas_[1]->OpenRequest("b", "", terms)->budget_slice, 2);
+  for (const auto& replica : replicas_) {
+    ASSERT_TRUE(replica->RefreshTenants().ok());
+    ASSERT_EQ(replica->Tenants().size(), 1u);
+    EXPECT_EQ(replica->Tenants()[0].tenant, "acme");
+    EXPECT_EQ(replica->Tenants()[0].budget, 50);
+    EXPECT_EQ(replica->Tenants()[0].committed, 4) << "2 at each";
+  }
+  server_->Kill();
+  EXPECT_EQ(ReasonOf(replicas_[0]->RefreshTenants()), "LEDGER_UNAVAILABLE");
+}
+
 TEST_F(SharedRegistryTest, AReporterGoesOnAtAnotherReplicaAndIsCountedOnce) {
   const auto lease = replicas_[0]->OpenRequest("r", "", {});
   ASSERT_TRUE(lease.ok()) << lease.status();

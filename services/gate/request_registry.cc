@@ -412,6 +412,10 @@ std::vector<TenantStanding> RequestRegistry::Tenants() const {
       tenants.push_back(
           {.tenant = name, .budget = budget->limit(), .committed = budget->committed()});
     }
+    for (const auto& [name, committed] : ledger_tenants_) {
+      if (policy_->tenant_budget == 0) break;  // then the ledger keeps no account of them
+      tenants.push_back({.tenant = name, .budget = policy_->tenant_budget, .committed = committed});
+    }
   }
   std::sort(tenants.begin(), tenants.end(),
             [](const auto& a, const auto& b) { return a.tenant < b.tenant; });

@@ -160,8 +160,10 @@ class RequestRegistry {
   const GateCounters& counters() const { return counters_; }
   GateCounters* mutable_counters() { return &counters_; }
   RegistrySizes sizes() const;
-  // By name.
+  // By name. With a shared ledger those with requests here and a budget, as of RefreshTenants.
   std::vector<TenantStanding> Tenants() const;
+  // Asks the shared ledger what tenants have committed at all replicas. Errors: as the ledger's.
+  absl::Status RefreshTenants();
 
   // Closes idle requests and forgets closed ones. Called about once a second. Returns how many were
   // closed for being idle.
@@ -229,6 +231,8 @@ class RequestRegistry {
   std::deque<Retired> retired_ ABSL_GUARDED_BY(mutex_);  // closed requests, in order of closing
   absl::flat_hash_map<std::string, std::shared_ptr<TenantBudget>> tenants_ ABSL_GUARDED_BY(mutex_);
   int64_t tenant_window_start_ms_ ABSL_GUARDED_BY(mutex_);
+  // With a shared ledger, in the place of tenants_: what they have committed. At most tenant_limit.
+  absl::flat_hash_map<std::string, double> ledger_tenants_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace certkv::gate

@@ -2,6 +2,7 @@
 // then acts on the answer under the request's.
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/core/status.h"
@@ -11,6 +12,8 @@
 
 namespace certkv::gate {
 namespace {
+
+constexpr int64_t kAllCommitted = int64_t{1} << 62;  // Ledger::TenantsCommitted
 
 absl::Status UnknownError(absl::string_view name) {
   return MakeError(absl::StatusCode::kNotFound, "REQUEST_NOT_FOUND",
@@ -73,6 +76,10 @@ absl::StatusOr<std::shared_ptr<RequestRegistry::Entry>> RequestRegistry::AddAdop
   const Request::Limits limits{.heads_max = config_.heads_per_request_max,
                                .reporters_max = config_.reporters_per_request_max,
                                .shared = true};
+  const bool has_room = static_cast<int32_t>(ledger_tenants_.size()) < config_.tenant_limit;
+  if (!record.terms.tenant.empty() && SpendsTv(record.risk_mode) && has_room) {
+    ledger_tenants_.try_emplace(record.terms.tenant, 0);
+  }
   auto entry = std::make_shared<Entry>(name, record.label, record.terms,
                                        PolicyOfRecord(record, *policy_), limits, now_ms);
   entries_[name] = entry;
@@ -217,6 +224,25 @@ absl::StatusOr<Decision> RequestRegistry::DecideInLedger(Entry* entry,
   // Exact and observed reads are charged, but not refused.
   if (decision->accepted && unrefused > 0) ask(unrefused, /*exact=*/true);
   return decision;
+}
+
+absl::Status RequestRegistry::RefreshTenants() {
+  if (ledger_ == nullptr) return absl::OkStatus();
+  std::vector<std::string> names;
+  {
+    absl::ReaderMutexLock lock(&mutex_);
+    for (const auto& [name, committed] : ledger_tenants_) names.push_back(name);
+  }
+  const std::shared_ptr<const Policy> policy = SharedPolicy();
+  if (names.empty() || policy->tenant_budget == 0) return absl::OkStatus();
+  CERTKV_ASSIGN_OR_RETURN(const std::vector<int64_t> committed,
+                          ledger_->TenantsCommitted(names, policy->tenant_window_ms));
+  absl::MutexLock lock(&mutex_);
+  for (size_t i = 0; i < names.size(); ++i) {
+    ledger_tenants_[names[i]] =
+        committed[i] < kAllCommitted ? ToAmount(committed[i]) : policy->tenant_budget;
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace certkv::gate

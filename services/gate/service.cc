@@ -248,17 +248,21 @@ class GateServer::Core final : public v1::Gate::CallbackService,
     });
   }
 
-  // Takes the policy of the other replicas. Blocks as the ledger does.
-  void SyncPolicy() {
-    const absl::StatusOr<bool> changed = policy_share_.Sync();
+  // Takes what the other replicas have done to the policy and to tenants' budgets. Blocks as the
+  // ledger does.
+  void SyncWithLedger() {
+    absl::StatusOr<bool> changed = policy_share_.Sync();
     if (changed.ok() && *changed) {
       LogPolicy(registry_.policy(), registry_.LatestPolicyChange().source);
     }
-    const bool had_failed = policy_sync_failed_.exchange(!changed.ok());
+    if (const absl::Status told = registry_.RefreshTenants(); changed.ok() && !told.ok()) {
+      changed = told;
+    }
+    const bool had_failed = sync_failed_.exchange(!changed.ok());
     if (changed.ok()) return;
     registry_.mutable_counters()->ledger_failures.fetch_add(1, std::memory_order_relaxed);
     if (had_failed) return;
-    Log(LogLevel::kWarning, "policy_not_shared", {{"message", changed.status().message()}});
+    Log(LogLevel::kWarning, "ledger_not_synced", {{"message", changed.status().message()}});
   }
 
   // The policy of a config file that was read again.
@@ -345,10 +349,10 @@ class GateServer::Core final : public v1::Gate::CallbackService,
   void Tick() {
     streams_.TickAll();
     if (++tick_count_ % kTicksPerSweep != 0) return;
-    if (ledger_->ledger() != nullptr && !policy_syncs_.exchange(true)) {
+    if (ledger_->ledger() != nullptr && !syncs_.exchange(true)) {
       RunInBackground([this] {
-        SyncPolicy();
-        policy_syncs_ = false;
+        SyncWithLedger();
+        syncs_ = false;
       });
     }
     const int32_t idle_count = registry_.Sweep();
@@ -365,8 +369,8 @@ class GateServer::Core final : public v1::Gate::CallbackService,
   gate::StoreWatcher store_;
   gate::StreamSet streams_;
   std::atomic<int64_t> tick_count_ = 0;
-  std::atomic<bool> policy_syncs_ = false;
-  std::atomic<bool> policy_sync_failed_ = false;
+  std::atomic<bool> syncs_ = false;
+  std::atomic<bool> sync_failed_ = false;
   absl::Mutex timer_mutex_;
   bool stopped_ ABSL_GUARDED_BY(timer_mutex_) = false;
   int background_count_ ABSL_GUARDED_BY(timer_mutex_) = 0;
@@ -389,7 +393,7 @@ absl::StatusOr<std::unique_ptr<GateServer>> GateServer::Create(const GateConfig&
   if (is_shared) {
     const gate::LedgerDeadline limit(std::chrono::steady_clock::now() +
                                      std::chrono::milliseconds(config.ledger_timeout_ms));
-    core->SyncPolicy();
+    core->SyncWithLedger();
   }
   core->ScheduleTick();
   return std::unique_ptr<GateServer>(new GateServer(std::move(core)));
