@@ -16,6 +16,7 @@
 #include "services/common/certificate.h"
 #include "services/common/client_credentials.h"
 #include "services/common/private_file.h"
+#include "services/common/wire_version.h"
 
 namespace certkv::client {
 namespace {
@@ -60,15 +61,17 @@ class TokenFile {
   std::string token_ ABSL_GUARDED_BY(mutex_);
 };
 
-// Puts the token into each call. gRPC's own way, call credentials, is for TLS alone, and a Unix
-// socket has none.
-class TokenInterceptor final : public grpc::experimental::Interceptor {
+// Puts the versions that we speak, and the token, into each call. gRPC's own way for tokens, call
+// credentials, is for TLS alone, and a Unix socket has none.
+class MetadataInterceptor final : public grpc::experimental::Interceptor {
  public:
-  explicit TokenInterceptor(TokenFile* file) : file_(file) {}
+  MetadataInterceptor(const std::string* versions, TokenFile* token)
+      : versions_(versions), token_(token) {}
   void Intercept(grpc::experimental::InterceptorBatchMethods* methods) override {
     using Point = grpc::experimental::InterceptionHookPoints;
     if (methods->QueryInterceptionHookPoint(Point::PRE_SEND_INITIAL_METADATA)) {
-      const std::string token = file_->Get();
+      methods->GetSendInitialMetadata()->insert({kWireVersionsKey, *versions_});
+      const std::string token = token_ == nullptr ? "" : token_->Get();
       if (!token.empty()) {
         methods->GetSendInitialMetadata()->insert({"authorization", "Bearer " + token});
       }
@@ -77,19 +80,25 @@ class TokenInterceptor final : public grpc::experimental::Interceptor {
   }
 
  private:
-  TokenFile* const file_;
+  const std::string* const versions_;
+  TokenFile* const token_;  // null: none
 };
 
-class TokenInterceptorFactory final : public grpc::experimental::ClientInterceptorFactoryInterface {
+class MetadataInterceptorFactory final
+    : public grpc::experimental::ClientInterceptorFactoryInterface {
  public:
-  explicit TokenInterceptorFactory(std::string path) : file_(std::move(path)) {}
+  // `token_path` "": no token.
+  explicit MetadataInterceptorFactory(const std::string& token_path)
+      : versions_(WireVersionsToText(SupportedWireVersions())),
+        token_(token_path.empty() ? nullptr : std::make_unique<TokenFile>(token_path)) {}
   grpc::experimental::Interceptor* CreateClientInterceptor(
       grpc::experimental::ClientRpcInfo* /*info*/) override {
-    return new TokenInterceptor(&file_);
+    return new MetadataInterceptor(&versions_, token_.get());
   }
 
  private:
-  TokenFile file_;
+  const std::string versions_;
+  const std::unique_ptr<TokenFile> token_;
 };
 
 }  // namespace
@@ -127,13 +136,13 @@ std::shared_ptr<grpc::Channel> MakeChannel(const std::string& target, const Opti
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   const auto credentials =
       ClientCredentials(IsUnix(target) ? CertificateFiles{} : FilesOf(options));
-  if (options.token_file.empty()) return grpc::CreateCustomChannel(target, credentials, arguments);
   // Checked again here: a caller that asked nobody must not send a token in the clear either.
-  if (!IsUnix(target) && !IsLoopback(target) && options.ca_file.empty()) {
+  if (!options.token_file.empty() && !IsUnix(target) && !IsLoopback(target) &&
+      options.ca_file.empty()) {
     return grpc::CreateCustomChannel(target, nullptr, arguments);  // every call fails
   }
   std::vector<std::unique_ptr<grpc::experimental::ClientInterceptorFactoryInterface>> interceptors;
-  interceptors.push_back(std::make_unique<TokenInterceptorFactory>(options.token_file));
+  interceptors.push_back(std::make_unique<MetadataInterceptorFactory>(options.token_file));
   return grpc::experimental::CreateCustomChannelWithInterceptors(target, credentials, arguments,
                                                                  std::move(interceptors));
 }

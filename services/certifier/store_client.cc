@@ -27,6 +27,7 @@
 #include "services/common/errors.h"
 #include "services/common/log.h"
 #include "services/common/private_file.h"
+#include "services/common/wire_version.h"
 
 namespace certkv::certifier {
 namespace {
@@ -271,6 +272,7 @@ class StoreClient::Impl {
       grpc::ClientContext context;
       context.set_wait_for_ready(true);
       SetTraceparent(traceparent_, &context);
+      context.AddMetadata(kWireVersionsKey, WireVersionsToText(SupportedWireVersions()));
       context.set_deadline(deadline);
       if (!token.empty()) context.AddMetadata("authorization", "Bearer " + token);
       {

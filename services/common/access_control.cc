@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/core/status.h"
 #include "services/common/private_file.h"
+#include "services/common/wire_version.h"
 
 namespace certkv {
 namespace {
@@ -130,8 +131,17 @@ CallOrigin OriginOf(const grpc::ServerContextBase& context) {
   return origin;
 }
 
+absl::Status CheckWireVersions(const grpc::ServerContextBase& context) {
+  const auto& metadata = context.client_metadata();
+  const auto sent = metadata.find(kWireVersionsKey);
+  if (sent == metadata.end()) return absl::OkStatus();
+  CERTKV_ASSIGN_OR_RETURN(const WireVersions theirs, WireVersionsFromText(ToString(sent->second)));
+  return ChooseWireVersion(theirs, "the client", SupportedWireVersions(), "the server").status();
+}
+
 absl::StatusOr<IdentityPtr> Admit(const AccessControl* access,
                                   const grpc::ServerContextBase& context, Scope scope) {
+  CERTKV_RETURN_IF_ERROR(CheckWireVersions(context));
   if (access == nullptr) return Owner();
   CERTKV_ASSIGN_OR_RETURN(IdentityPtr identity, access->Identify(OriginOf(context)));
   CERTKV_RETURN_IF_ERROR(identity->CheckScope(scope));

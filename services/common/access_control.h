@@ -69,8 +69,12 @@ class AccessControl {
 
 CallOrigin OriginOf(const grpc::ServerContextBase& context);
 
+// Does the caller speak a version of this server's? One that sends none is a program made from the
+// protos by hand; it is not asked. Errors: as WireVersionsFromText and ChooseWireVersion.
+absl::Status CheckWireVersions(const grpc::ServerContextBase& context);
+
 // The caller, if it has the scope. `access` null: everybody is the owner; for servers in tests.
-// Errors: as AccessControl::Identify; PermissionDenied [SCOPE_MISSING].
+// Errors: as CheckWireVersions and AccessControl::Identify; PermissionDenied [SCOPE_MISSING].
 absl::StatusOr<IdentityPtr> Admit(const AccessControl* access,
                                   const grpc::ServerContextBase& context, Scope scope);
 

@@ -48,8 +48,10 @@ BulkSocket::Awaitable<absl::Status> BulkClient::Connect() {
   if (frame->header.type != BulkFrameType::kWelcome) co_return Contradiction("no WELCOME");
   const absl::StatusOr<BulkWelcome> welcome = ParseBulkWelcome(frame->body);
   if (!welcome.ok()) co_return welcome.status();
-  if (welcome->version != kBulkVersion) {
-    co_return Contradiction(absl::StrCat("version ", welcome->version, ", offered was 1"));
+  const WireVersions& offered = peer_.hello.versions;
+  if (welcome->version < offered.min || welcome->version > offered.max) {
+    co_return Contradiction(
+        absl::StrCat("version ", welcome->version, ", offered was ", WireVersionsToText(offered)));
   }
   if (welcome->plane_bytes == peer_.plane_bytes &&
       welcome->original_bytes == peer_.original_bytes) {

@@ -95,7 +95,7 @@ class BulkDoorTest : public BulkPlaneTest {
     return hello;
   }
   std::string Welcome() const {
-    return EncodeBulkWelcome({kBulkVersion, plane_bytes_, original_bytes_});
+    return EncodeBulkWelcome({SupportedWireVersions().max, plane_bytes_, original_bytes_});
   }
   BulkBlock Block(int32_t chain, int32_t index) const {
     BulkBlock block;
@@ -150,9 +150,8 @@ class BulkDoorTest : public BulkPlaneTest {
 TEST_F(BulkDoorTest, ServerRefusesWhatIsNoHello) {
   source_.PutUnleased(writer_, 1, 0, 1);
   Start();
-  BulkHello old = Hello();
-  old.version_min = 2;
-  old.version_max = 3;
+  BulkHello newer = Hello();
+  newer.versions = {2, 3};
   BulkHello unknown = Hello();
   unknown.spec = DigestCacheSpec(TinySpec("unknown"));
   std::string damaged = EncodeBulkHello(Hello());
@@ -165,7 +164,7 @@ TEST_F(BulkDoorTest, ServerRefusesWhatIsNoHello) {
       {Welcome(), "BULK_FRAME_INVALID"},
       {damaged, "BULK_FRAME_INVALID"},
       {absurd, "BULK_FRAME_INVALID"},
-      {EncodeBulkHello(old), "BULK_VERSION"},
+      {EncodeBulkHello(newer), "BULK_VERSION"},
       {EncodeBulkHello(unknown), "CACHE_NOT_FOUND"},
   };
   for (const auto& [bytes, reason] : cases) {

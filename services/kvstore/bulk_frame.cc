@@ -153,8 +153,8 @@ absl::Status CheckReserved(uint64_t reserved) {
 
 std::string EncodeBulkHello(const BulkHello& hello) {
   WireHello fixed{};
-  fixed.version_min = hello.version_min;
-  fixed.version_max = hello.version_max;
+  fixed.version_min = static_cast<uint16_t>(hello.versions.min);
+  fixed.version_max = static_cast<uint16_t>(hello.versions.max);
   fixed.tenant_bytes = static_cast<uint16_t>(hello.tenant.size());
   fixed.token_bytes = static_cast<uint16_t>(hello.token.size());
   std::memcpy(fixed.spec, hello.spec.bytes.data(), sizeof(fixed.spec));
@@ -163,7 +163,7 @@ std::string EncodeBulkHello(const BulkHello& hello) {
 
 std::string EncodeBulkWelcome(const BulkWelcome& welcome) {
   WireWelcome fixed{};
-  fixed.version = welcome.version;
+  fixed.version = static_cast<uint16_t>(welcome.version);
   fixed.plane_bytes = static_cast<uint64_t>(welcome.plane_bytes);
   fixed.original_bytes = static_cast<uint64_t>(welcome.original_bytes);
   return Frame(BulkFrameType::kWelcome, 0, BytesOf(fixed));
@@ -246,11 +246,10 @@ absl::StatusOr<BulkHello> ParseBulkHello(absl::string_view body) {
   CERTKV_RETURN_IF_ERROR(
       CheckSize(body, "HELLO", sizeof(fixed) + fixed.tenant_bytes + fixed.token_bytes));
   BulkHello hello;
-  hello.version_min = fixed.version_min;
-  hello.version_max = fixed.version_max;
-  if (hello.version_min < 1 || hello.version_max < hello.version_min) {
+  hello.versions = {fixed.version_min, fixed.version_max};
+  if (hello.versions.min < 1 || hello.versions.max < hello.versions.min) {
     return Invalid(
-        absl::StrCat("a HELLO offers versions ", hello.version_min, " to ", hello.version_max));
+        absl::StrCat("a HELLO offers versions ", hello.versions.min, " to ", hello.versions.max));
   }
   std::memcpy(hello.spec.bytes.data(), fixed.spec, sizeof(fixed.spec));
   hello.tenant = std::string(body.substr(sizeof(fixed), fixed.tenant_bytes));
@@ -342,12 +341,9 @@ absl::Status ParseBulkError(absl::string_view body, absl::Status* error) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<uint16_t> ChooseBulkVersion(const BulkHello& hello) {
-  if (hello.version_min <= kBulkVersion && kBulkVersion <= hello.version_max) return kBulkVersion;
-  return MakeError(absl::StatusCode::kFailedPrecondition, "BULK_VERSION",
-                   absl::StrCat("the peer speaks versions ", hello.version_min, " to ",
-                                hello.version_max, " of the bulk plane, this store ", kBulkVersion,
-                                "; run versions on both sides that share one"));
+absl::StatusOr<int32_t> ChooseBulkVersion(const BulkHello& hello) {
+  return ChooseWireVersion(hello.versions, "the store that pulls", SupportedWireVersions(),
+                           "the one asked", "BULK_VERSION");
 }
 
 }  // namespace certkv::kvstore

@@ -13,13 +13,13 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "kernels/core/ids.h"
+#include "services/common/wire_version.h"
 
 namespace certkv::kvstore {
 
 inline constexpr int64_t kBulkHeaderBytes = 32;
 inline constexpr int64_t kBulkBodyBytesMax = 1024;
 inline constexpr int64_t kBulkDataBytesMax = int64_t{1} << 36;
-inline constexpr uint16_t kBulkVersion = 1;
 
 enum class BulkFrameType : uint16_t {
   kHello = 1,    // client: who it is, and blocks of which cache it wants
@@ -42,16 +42,15 @@ struct BulkHeader {
 };
 
 struct BulkHello {
-  uint16_t version_min = kBulkVersion;  // what the client speaks
-  uint16_t version_max = kBulkVersion;
+  WireVersions versions = SupportedWireVersions();  // what the client speaks
   SpecDigest spec;
   std::string tenant;  // "": the caller's only one, or nobody's
   std::string token;   // "": none
 };
 
 struct BulkWelcome {
-  uint16_t version = kBulkVersion;  // of all that follows
-  int64_t plane_bytes = 0;          // of a block
+  int32_t version = 1;      // of all that follows
+  int64_t plane_bytes = 0;  // of a block
   int64_t original_bytes = 0;
 };
 
@@ -95,8 +94,9 @@ absl::StatusOr<BulkBlock> ParseBulkBlock(absl::string_view body, int64_t data_by
 // is Unknown.
 absl::Status ParseBulkError(absl::string_view body, absl::Status* error);
 
-// The version that both speak, the highest. Errors: FailedPrecondition [BULK_VERSION].
-absl::StatusOr<uint16_t> ChooseBulkVersion(const BulkHello& hello);
+// The version that the client and this store speak, the highest. Errors: FailedPrecondition
+// [BULK_VERSION].
+absl::StatusOr<int32_t> ChooseBulkVersion(const BulkHello& hello);
 
 }  // namespace certkv::kvstore
 

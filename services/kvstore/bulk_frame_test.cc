@@ -44,7 +44,7 @@ BulkBlock SomeBlock() {
 
 TEST(BulkFrameTest, HelloAndWelcomeComeBackAsTheyWent) {
   BulkHello hello;
-  hello.version_max = 7;
+  hello.versions = {1, 7};
   hello.spec.bytes.fill(3);
   hello.tenant = "a";
   hello.token = "secret";
@@ -56,7 +56,7 @@ TEST(BulkFrameTest, HelloAndWelcomeComeBackAsTheyWent) {
   EXPECT_TRUE(CheckBulkBody(HeaderOf(frame), BodyOf(frame)).ok());
   const auto back = ParseBulkHello(BodyOf(frame));
   ASSERT_TRUE(back.ok()) << back.status();
-  EXPECT_EQ(back->version_max, 7);
+  EXPECT_EQ(back->versions, hello.versions);
   EXPECT_EQ(back->spec, hello.spec);
   EXPECT_EQ(back->tenant, "a");
   EXPECT_EQ(back->token, "secret");
@@ -187,10 +187,15 @@ TEST(BulkFrameTest, BodyIsRefusedWhenAFieldIsOutOfRange) {
 
 TEST(BulkFrameTest, VersionIsTheOneThatBothSpeak) {
   BulkHello hello;
-  hello.version_max = 9;
-  EXPECT_EQ(*ChooseBulkVersion(hello), 1);
-  hello.version_min = 2;
-  EXPECT_EQ(ReasonOf(ChooseBulkVersion(hello).status()), "BULK_VERSION");
+  const WireVersions ours = SupportedWireVersions();
+  hello.versions = {ours.max, ours.max + 1};  // of the next release
+  EXPECT_EQ(*ChooseBulkVersion(hello), ours.max);
+  hello.versions = {ours.max + 1, ours.max + 2};
+  const absl::Status status = ChooseBulkVersion(hello).status();
+  EXPECT_EQ(ReasonOf(status), "BULK_VERSION");
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("the store that pulls speaks wire versions 2 to 3"));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("upgrade the one asked"));
 }
 
 // The bytes of docs/bulk.md, written down apart from the code.

@@ -188,8 +188,8 @@ class BulkServer::Impl : public std::enable_shared_from_this<BulkServer::Impl> {
     if (!opened.ok()) co_return opened;
     const auto cache = self->with_.engine->CacheOf(session.id());
     if (!cache.ok()) co_return cache.status();
-    absl::Status status = co_await socket->Write(
-        EncodeBulkWelcome({kBulkVersion, PlaneBytesOf(**cache), OriginalBytesOf(**cache)}));
+    absl::Status status = co_await socket->Write(EncodeBulkWelcome(
+        {*ChooseBulkVersion(*hello), PlaneBytesOf(**cache), OriginalBytesOf(**cache)}));
     while (status.ok()) {
       socket->ExpireAfter(kIdleMs);
       frame = co_await socket->ReadFrame();

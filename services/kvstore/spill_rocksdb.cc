@@ -48,10 +48,14 @@ std::string KeyOf(char prefix, const BlockKey& key) {
   return text;
 }
 
-std::string FormatText() {
+std::string FormatText(int tile_format_version = kTileFormatVersion) {
   return absl::StrCat("certkv blocks, version ", kSpillFormatVersion, ", tiles version ",
-                      static_cast<int>(kTileFormatVersion));
+                      tile_format_version);
 }
+
+// What a directory of the release before this one says, and a store of this one reads: its tiles
+// have the sizes of ours, are refused by their header, and made again from the originals.
+std::string FormatTextBefore() { return FormatText(kTileFormatVersion - 1); }
 
 absl::Status Damaged(absl::string_view what) {
   return MakeError(absl::StatusCode::kDataLoss, "SPILL_DAMAGED",
@@ -258,9 +262,20 @@ class RocksDbSpill final : public SpillStore {
     }
     CERTKV_RETURN_IF_ERROR(FromRocksDb(read, "reading the format version"));
     if (text == FormatText()) return absl::OkStatus();
-    return Refused("SPILL_FORMAT",
-                   absl::StrCat(directory, " holds '", text, "', this version writes '",
-                                FormatText(), "'; remove the directory, or run that version"));
+    if (text != FormatTextBefore()) {
+      return Refused("SPILL_FORMAT",
+                     absl::StrCat(directory, " holds '", text, "', this release writes '",
+                                  FormatText(), "' and reads '", FormatTextBefore(),
+                                  "' too; remove the directory, or run the release that wrote it"));
+    }
+    // From now on tiles of this release are added, which that one does not read.
+    rocksdb::WriteOptions options;
+    options.sync = true;
+    CERTKV_RETURN_IF_ERROR(FromRocksDb(db_->Put(options, default_, kFormatKey, FormatText()),
+                                       "writing the format version"));
+    Log(LogLevel::kInfo, "spill_upgraded",
+        {{"directory", directory}, {"from", text}, {"to", FormatText()}});
+    return absl::OkStatus();
   }
 
   // A store of before there were secrets has none.

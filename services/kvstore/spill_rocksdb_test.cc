@@ -81,6 +81,33 @@ class SpillRocksDbTest : public testing::Test {
     return status;
   }
 
+  // What the directory says of its format; nobody has it open.
+  void SetFormat(const std::string& text) {
+    WithDefaultFamily([&](rocksdb::DB& db) {
+      ASSERT_TRUE(db.Put(rocksdb::WriteOptions(), "certkv.format", text).ok());
+    });
+  }
+  std::string Format() {
+    std::string text;
+    WithDefaultFamily([&](rocksdb::DB& db) {
+      ASSERT_TRUE(db.Get(rocksdb::ReadOptions(), "certkv.format", &text).ok());
+    });
+    return text;
+  }
+  template <typename Use>
+  void WithDefaultFamily(const Use& use) {
+    std::vector<std::string> names;
+    ASSERT_TRUE(rocksdb::DB::ListColumnFamilies({}, directory_, &names).ok());
+    std::vector<rocksdb::ColumnFamilyDescriptor> families;
+    for (const std::string& name : names) families.emplace_back(name, rocksdb::Options());
+    std::vector<rocksdb::ColumnFamilyHandle*> handles;
+    rocksdb::DB* db = nullptr;
+    ASSERT_TRUE(rocksdb::DB::Open({}, directory_, families, &handles, &db).ok());
+    use(*db);
+    for (rocksdb::ColumnFamilyHandle* handle : handles) db->DestroyColumnFamilyHandle(handle);
+    delete db;
+  }
+
   const SpecDigest spec_ = DigestCacheSpec(TinySpec());
   const fs::path directory_;
 };
@@ -246,13 +273,29 @@ TEST_F(SpillRocksDbTest, AMakingThatWasCutIsDoneAgain) {
 
 TEST_F(SpillRocksDbTest, AnotherFormatVersionIsRefused) {
   Open().reset();
-  rocksdb::DB* db = nullptr;
-  ASSERT_TRUE(rocksdb::DB::Open(rocksdb::Options(), directory_, &db).ok());
-  ASSERT_TRUE(db->Put(rocksdb::WriteOptions(), "certkv.format", "certkv blocks, version 99").ok());
-  delete db;
-  const auto store = OpenRocksDbSpill(directory_);
-  EXPECT_EQ(ReasonOf(store.status()), "SPILL_FORMAT");
-  EXPECT_THAT(std::string(store.status().message()), HasSubstr("version 99"));
+  for (const char* text :
+       {"certkv blocks, version 99", "certkv blocks, version 1, tiles version 3",
+        "certkv blocks, version 1, tiles version 0", "certkv blocks, version 2, tiles version 2"}) {
+    SetFormat(text);
+    const auto store = OpenRocksDbSpill(directory_);
+    EXPECT_EQ(ReasonOf(store.status()), "SPILL_FORMAT") << text;
+    EXPECT_THAT(std::string(store.status().message()), HasSubstr(text));
+    EXPECT_THAT(std::string(store.status().message()),
+                HasSubstr("'certkv blocks, version 1, tiles version 2' and reads"));
+  }
+}
+
+TEST_F(SpillRocksDbTest, ADirectoryOfTheReleaseBeforeIsTakenOver) {
+  ASSERT_TRUE(Put(*Open(), 1, 0).ok());
+  SetFormat("certkv blocks, version 1, tiles version 1");
+  auto store = Open();
+  ASSERT_NE(store, nullptr);
+  const auto found = List(*store);
+  ASSERT_EQ(found.size(), 1u);
+  EXPECT_TRUE(Check(*store, found.begin()->second).ok());
+  store.reset();
+  EXPECT_EQ(Format(), "certkv blocks, version 1, tiles version 2")
+      << "the release before does not read what is added now";
 }
 
 TEST_F(SpillRocksDbTest, AnotherSpecUnderADigestIsRefused) {

@@ -2,10 +2,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstring>
 #include <memory>
 #include <random>
 
 #include "kernels/core/status.h"
+#include "kernels/core/tile_layout.h"
+#include "kernels/ops/tile_checksum.h"
 #include "services/kvstore/store_engine.h"
 #include "tests/support/fake_spill_store.h"
 #include "tests/support/store_harness.h"
@@ -158,6 +161,30 @@ TEST_F(StoreEngineSpillTest, DamagedPlanesOnDiskAreMadeAgain) {
   disk_.files.begin()->second.payload[200] ^= 1;
   Start();
   EXPECT_EQ(ReadAll(0, 1), 1);
+}
+
+// As the release before wrote them: whole, by their own checksums.
+TEST_F(StoreEngineSpillTest, PlanesOfTheTilesBeforeAreMadeAgain) {
+  store().PutUnleased(worker_, 0, 0, 1);
+  store().engine.SpillAll();
+  const TileLayout& layout = store().device_layout.tile_layout(0);
+  uint8_t* const scan = disk_.files.begin()->second.payload.data();
+  TileHeader header;
+  std::memcpy(&header, scan, sizeof(header));
+  ASSERT_EQ(header.magic, kTileMagic) << "a payload begins with a scan record";
+  --header.format_version;
+  std::memcpy(scan, &header, sizeof(header));
+  header.scan_checksum = ScanChecksum(layout, scan);
+  std::memcpy(scan, &header, sizeof(header));
+  Start();
+  EXPECT_EQ(ReadAll(0, 1), 1);
+  EXPECT_EQ(tier_->GetStats().blocks_damaged, 0);
+  const BlockHandle handle = store().Info(0, 0).handle;
+  std::memcpy(
+      &header,
+      worker_.device.data() + store().device_layout.scan_offset(handle.device.slot, 0, 0, 0),
+      sizeof(header));
+  EXPECT_EQ(header.format_version, kTileFormatVersion);
 }
 
 TEST_F(StoreEngineSpillTest, DamagedOriginalsOnDiskAreNotFound) {

@@ -25,6 +25,10 @@ const char* ClusterShapeName(ClusterShape shape) {
 
 std::string BinaryDirectory() { return absl::StrCat(cli::ProgramDirectory(), "/../bin"); }
 
+std::string OtherReleaseDirectory() {
+  return absl::StrCat(cli::ProgramDirectory(), "/../other_release");
+}
+
 absl::Status WaitUntilServing(const std::string& target, cli::ChildProcess& process) {
   const absl::Time deadline = absl::Now() + absl::Seconds(60);  // sanitizer builds start slowly
   while (absl::Now() < deadline) {
@@ -39,8 +43,14 @@ absl::Status WaitUntilServing(const std::string& target, cli::ChildProcess& proc
 }
 
 absl::Status Cluster::StartServer(Server& server) {
-  std::vector<std::string> arguments = {absl::StrCat(BinaryDirectory(), "/", server.program),
-                                        "--socket", server.socket};
+  const bool is_other = !server.wire_versions.empty();
+  std::vector<std::string> arguments = {
+      absl::StrCat(is_other ? OtherReleaseDirectory() : BinaryDirectory(), "/", server.program),
+      "--socket", server.socket};
+  std::vector<std::string> environment = {absl::StrCat("CERTKV_RUNTIME_DIR=", directory_)};
+  if (is_other) {
+    environment.push_back(absl::StrCat(kOtherReleaseVersions, "=", server.wire_versions));
+  }
   const std::string config = absl::StrCat(directory_, "/", server.program, ".yaml");
   if (std::filesystem::exists(config)) {
     arguments.push_back("--config");
@@ -48,7 +58,7 @@ absl::Status Cluster::StartServer(Server& server) {
   }
   CERTKV_ASSIGN_OR_RETURN(
       server.process,
-      cli::ChildProcess::Start(arguments, {absl::StrCat("CERTKV_RUNTIME_DIR=", directory_)},
+      cli::ChildProcess::Start(arguments, environment,
                                absl::StrCat(directory_, "/", server.program, ".log")));
   return WaitUntilServing(absl::StrCat("unix:", server.socket), *server.process);
 }
@@ -61,16 +71,18 @@ absl::StatusOr<std::unique_ptr<Cluster>> Cluster::Start(ClusterShape shape,
   std::unique_ptr<Cluster> cluster(new Cluster(shape, directory));
   const std::string base(directory);
   if (shape == ClusterShape::kAllInOne) {
-    cluster->servers_.push_back({"certkvd", base + "/certkvd.sock", nullptr});
+    cluster->servers_.push_back({"certkvd", base + "/certkvd.sock", nullptr, ""});
   } else {
-    cluster->servers_.push_back({"certkv-kvstore", base + "/kvstore.sock", nullptr});
-    cluster->servers_.push_back({"certkv-certifier", base + "/certifier.sock", nullptr});
-    cluster->servers_.push_back({"certkv-gate", base + "/gate.sock", nullptr});
+    cluster->servers_.push_back({"certkv-kvstore", base + "/kvstore.sock", nullptr, ""});
+    cluster->servers_.push_back({"certkv-certifier", base + "/certifier.sock", nullptr, ""});
+    cluster->servers_.push_back({"certkv-gate", base + "/gate.sock", nullptr, ""});
   }
   for (Server& server : cluster->servers_) {
+    server.wire_versions = access.wire_versions;
     std::string yaml = access.server_yaml;
     const bool is_all = server.program == "certkvd";
     if (is_all || server.program == "certkv-gate") yaml += gate_yaml;
+    if (is_all || server.program == "certkv-kvstore") yaml += access.store_yaml;
     if (!access.reader_token.empty() && (is_all || server.program == "certkv-certifier")) {
       yaml += absl::StrCat("certifier:\n  store_token_file: ", access.reader_token, "\n");
     }
@@ -117,6 +129,13 @@ void Cluster::Kill(ClusterService service) {
 }
 
 absl::Status Cluster::Restart(ClusterService service) { return StartServer(Of(service)); }
+
+absl::Status Cluster::Replace(ClusterService service, const std::string& wire_versions) {
+  Server& server = Of(service);
+  CERTKV_RETURN_IF_ERROR(server.process->Stop());
+  server.wire_versions = wire_versions;
+  return StartServer(server);
+}
 
 absl::Status Cluster::Stop() {
   for (auto server = servers_.rbegin(); server != servers_.rend(); ++server) {

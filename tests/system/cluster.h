@@ -20,8 +20,11 @@ enum class ClusterService : uint8_t { kStore, kCertifier, kGate };
 
 // How a cluster's servers are reached, when not by anybody at their Unix sockets.
 struct ClusterAccess {
-  std::string server_yaml;   // more of the config file of every server
-  std::string reader_token;  // path of the certifier's token for the store
+  std::string server_yaml = {};   // more of the config file of every server
+  std::string reader_token = {};  // path of the certifier's token for the store
+  std::string store_yaml = {};    // more of the config file of the process that runs the store
+  // "1-2": all are servers of a release that speaks these versions; "": of this one.
+  std::string wire_versions = {};
 };
 
 class Cluster {
@@ -46,6 +49,9 @@ class Cluster {
   std::string ConfigPath(ClusterService service);
   // Starts it again on the same socket and waits until it serves.
   absl::Status Restart(ClusterService service);
+  // Ends it as an upgrade does (SIGTERM), and starts the program of the release that speaks
+  // `wire_versions` ("": this one) on the same socket.
+  absl::Status Replace(ClusterService service, const std::string& wire_versions);
   // SIGTERM to all; errors when one doesn't drain to exit status 0.
   absl::Status Stop();
   // What the servers wrote to their logs.
@@ -56,6 +62,7 @@ class Cluster {
     std::string program;
     std::string socket;  // path
     std::unique_ptr<cli::ChildProcess> process;
+    std::string wire_versions;  // of another release; "" = this one
   };
   Cluster(ClusterShape shape, std::string directory)
       : shape_(shape), directory_(std::move(directory)) {}
@@ -72,6 +79,11 @@ absl::Status WaitUntilServing(const std::string& target, cli::ChildProcess& proc
 
 // Directory of the built programs (certkvd, certkv, ...), beside the tests' own.
 std::string BinaryDirectory();
+
+// certkv-kvstore, certkv-certifier and certkv-gate of another release: the versions that they speak
+// stand in their environment, under kOtherReleaseVersions (other_release.cc).
+std::string OtherReleaseDirectory();
+inline constexpr char kOtherReleaseVersions[] = "CERTKV_TEST_WIRE_VERSIONS";
 
 }  // namespace certkv
 
