@@ -187,7 +187,7 @@ absl::Status AttentionImpl::OpenView(const PolicyLease& lease) {
   }
   const bool whole = block_count == sequence_.blocks().size();  // else UpdateView sends the rest
   if (whole) SetTail(request.mutable_tail());
-  *request.mutable_policy() = PolicyLeaseToProto(lease);
+  *request.mutable_policy() = PolicyLeaseToProto(lease, absl::ToUnixMillis(absl::Now()));
   request.set_tenant(worker_.options().tenant);
   v1::OpenViewResponse response;
   const absl::Status status = link_.OpenView(request_.traceparent(), request, &response);
@@ -214,7 +214,7 @@ absl::Status AttentionImpl::UpdateView(const PolicyLease& lease) {
     whole = end == sequence_.blocks().size();
     v1::Tail* tail = request.mutable_tail();
     if (whole) SetTail(tail);  // else there is none: it comes after the last block
-    *request.mutable_policy() = PolicyLeaseToProto(lease);
+    *request.mutable_policy() = PolicyLeaseToProto(lease, absl::ToUnixMillis(absl::Now()));
     v1::UpdateViewResponse response;
     CERTKV_RETURN_IF_ERROR(CallUnary(
         worker_.options().rpc_timeout_ms, Retry::kNever, [&](grpc::ClientContext& context) {

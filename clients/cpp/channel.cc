@@ -21,6 +21,11 @@
 namespace certkv::client {
 namespace {
 
+// A host that is gone says nothing, and TCP alone would wait for it for a quarter of an hour.
+constexpr int kConnectTimeoutMs = 2000;
+constexpr int kKeepaliveTimeMs = 12000;    // servers allow a ping in 10 s
+constexpr int kKeepaliveTimeoutMs = 5000;  // also how long sent bytes may stay unacknowledged
+
 CertificateFiles FilesOf(const Options& options) {
   return {options.certificate_file, options.key_file, options.ca_file};
 }
@@ -134,6 +139,11 @@ std::shared_ptr<grpc::Channel> MakeChannel(const std::string& target, const Opti
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 50);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  if (!IsUnix(target)) {
+    arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kConnectTimeoutMs);
+    arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveTimeMs);
+    arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveTimeoutMs);
+  }
   const auto credentials =
       ClientCredentials(IsUnix(target) ? CertificateFiles{} : FilesOf(options));
   // Checked again here: a caller that asked nobody must not send a token in the clear either.

@@ -15,6 +15,14 @@ absl::Status LeaseLost(LeaseId lease, absl::string_view why) {
 
 }  // namespace
 
+int64_t LeaseExpireTime(int64_t asked_ms, int64_t answered_ms, int64_t duration_ms,
+                        int64_t store_expire_ms) {
+  if (duration_ms == 0) return store_expire_ms;
+  const int64_t made_ms = store_expire_ms - duration_ms;
+  const bool is_one_clock = asked_ms <= made_ms && made_ms <= answered_ms;
+  return is_one_clock ? store_expire_ms : asked_ms + duration_ms;
+}
+
 void LeaseBook::Add(LeaseId lease, int64_t expire_time_ms) {
   leases_[lease] = State{expire_time_ms, expire_time_ms - lease_duration_ms_ * 2 / 3, {}};
 }

@@ -13,6 +13,13 @@
 
 namespace certkv::client {
 
+// When, by this process's clock, a lease of `duration_ms` ends that was asked for and answered at
+// these times, and ends at `store_expire_ms` by the store's clock. Clocks that agree with that give
+// the store's own time; others, which may be minutes apart, the earliest that it can end.
+// `duration_ms` 0: the store's default, which is not known here; the store's time then.
+int64_t LeaseExpireTime(int64_t asked_ms, int64_t answered_ms, int64_t duration_ms,
+                        int64_t store_expire_ms);
+
 // Invariants:
 //  1. A lease is due for renewal after a third of its duration, so that two renewals may fail
 //     before it expires.

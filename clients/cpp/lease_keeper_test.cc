@@ -5,12 +5,29 @@
 #include <atomic>
 
 #include "absl/time/clock.h"
+#include "clients/cpp/lease_book.h"
 #include "kernels/core/status.h"
 
 namespace certkv::client {
 namespace {
 
 int64_t NowMs() { return absl::ToUnixMillis(absl::Now()); }
+
+TEST(LeaseExpireTimeTest, TheStoresTimeHoldsWhereClocksAgree) {
+  EXPECT_EQ(LeaseExpireTime(1000, 1020, 500, 1510), 1510);
+  EXPECT_EQ(LeaseExpireTime(1000, 1020, 500, 1500), 1500);
+  EXPECT_EQ(LeaseExpireTime(1000, 1020, 500, 1520), 1520);
+}
+
+TEST(LeaseExpireTimeTest, OfAnotherClockTheEarliestEndIsTaken) {
+  for (const int64_t skew_ms : {int64_t{-600'000}, int64_t{-11}, int64_t{11}, int64_t{600'000}}) {
+    EXPECT_EQ(LeaseExpireTime(1000, 1020, 500, 1510 + skew_ms), 1500) << skew_ms;
+  }
+}
+
+TEST(LeaseExpireTimeTest, WithoutADurationTheStoresTimeIsAllThatIsKnown) {
+  EXPECT_EQ(LeaseExpireTime(1000, 1020, 0, 601'000), 601'000);
+}
 
 TEST(LeaseKeeperTest, RenewsALeaseWellBeforeItsDeadline) {
   std::atomic<int> renewals{0};

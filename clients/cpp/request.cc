@@ -84,13 +84,14 @@ v1::ReportRequest ReportToProto(const std::string& name, int64_t reporter_id,
 }
 
 // A lease that is malformed is none.
-ReportAnswer AnswerFromProto(const v1::ReportResponse& response) {
+// `asked_ms`: before the report was sent.
+ReportAnswer AnswerFromProto(const v1::ReportResponse& response, int64_t asked_ms) {
   ReportAnswer answer;
   answer.batch_number = response.batch_number();
   answer.release = response.directive().action() == v1::DIRECTIVE_ACTION_RELEASE;
   answer.force_exact = response.directive().action() == v1::DIRECTIVE_ACTION_FORCE_EXACT;
   if (!response.has_lease()) return answer;
-  absl::StatusOr<PolicyLease> lease = PolicyLeaseFromProto(response.lease());
+  absl::StatusOr<PolicyLease> lease = PolicyLeaseFromProto(response.lease(), asked_ms);
   if (lease.ok()) answer.lease = *std::move(lease);
   return answer;
 }
@@ -217,13 +218,14 @@ void GovernedRequest::ReportCanaries(absl::Span<const CanaryFinding> findings) {
 
 bool GovernedRequest::Exchange(Stream& stream, const v1::ReportRequest& batch) {
   v1::ReportResponse response;
+  const int64_t asked_ms = NowMs();
   {
     const StreamWatchdog::Guard guard(watchdog_, &stream.context,
                                       absl::Milliseconds(options_.rpc_timeout_ms));
     if (!stream.calls->Write(batch) || !stream.calls->Read(&response)) return false;
   }
   absl::MutexLock lock(&mutex_);
-  book_.TakeAnswer(AnswerFromProto(response));
+  book_.TakeAnswer(AnswerFromProto(response, asked_ms));
   return true;
 }
 
@@ -324,12 +326,13 @@ absl::StatusOr<std::unique_ptr<Request>> Request::Open(const Options& options,
   request.set_tenant(request_options.tenant.empty() ? options.tenant : request_options.tenant);
   request.set_model(request_options.model);
   v1::OpenRequestResponse response;
+  const int64_t asked_ms = NowMs();
   CERTKV_RETURN_IF_ERROR(
       CallUnary(resolved.rpc_timeout_ms, Retry::kIdempotent, [&](grpc::ClientContext& context) {
         SetTraceparent(resolved.traceparent, &context);
         return stub->OpenRequest(&context, request, &response);
       }));
-  CERTKV_ASSIGN_OR_RETURN(PolicyLease lease, PolicyLeaseFromProto(response.lease()));
+  CERTKV_ASSIGN_OR_RETURN(PolicyLease lease, PolicyLeaseFromProto(response.lease(), asked_ms));
   return std::make_unique<GovernedRequest>(resolved, std::move(lease));
 }
 

@@ -1,5 +1,8 @@
 #include "clients/cpp/store_client.h"
 
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "clients/cpp/lease_book.h"
 #include "clients/cpp/rpc.h"
 #include "kernels/core/status.h"
 #include "services/common/call_trace.h"
@@ -11,15 +14,20 @@ namespace {
 
 namespace v1 = certkv::kvstore::v1;
 
+int64_t NowMs() { return absl::ToUnixMillis(absl::Now()); }
+
+// `asked_ms` is from before the call, which asked for leases of `duration_ms`.
 template <typename Response>
-absl::StatusOr<LeasedBlocks> LeasedBlocksFrom(const Response& response) {
+absl::StatusOr<LeasedBlocks> LeasedBlocksFrom(const Response& response, int64_t asked_ms,
+                                              int64_t duration_ms) {
   LeasedBlocks result;
   for (const auto& block : response.blocks()) {
     CERTKV_ASSIGN_OR_RETURN(BlockHandle handle, BlockHandleFromProto(block));
     result.blocks.push_back(handle);
   }
   result.lease = LeaseId{response.lease_id()};
-  result.expire_time_ms = response.expire_time_ms();
+  result.expire_time_ms =
+      LeaseExpireTime(asked_ms, NowMs(), duration_ms, response.expire_time_ms());
   return result;
 }
 
@@ -84,6 +92,7 @@ absl::StatusOr<LeasedBlocks> StoreClient::LookupAndLease(SessionId session,
   AddKeys(keys, request.mutable_block_keys());
   request.set_lease_duration_ms(options_.lease_duration_ms);
   v1::LookupAndLeaseResponse response;
+  const int64_t asked_ms = NowMs();
   // Not retried: an answer that was lost would leave a second lease until its deadline.
   CERTKV_RETURN_IF_ERROR(CallUnary(
       options_.seal_timeout_ms, Retry::kNever,
@@ -92,7 +101,7 @@ absl::StatusOr<LeasedBlocks> StoreClient::LookupAndLease(SessionId session,
         return stub_->LookupAndLease(&context, request, &response);
       },
       options_.pressure_wait_ms));
-  return LeasedBlocksFrom(response);
+  return LeasedBlocksFrom(response, asked_ms, options_.lease_duration_ms);
 }
 
 absl::StatusOr<LeasedBlocks> StoreClient::PullBlocks(SessionId session, const std::string& peer,
@@ -103,7 +112,9 @@ absl::StatusOr<LeasedBlocks> StoreClient::PullBlocks(SessionId session, const st
   request.set_peer(peer);
   AddKeys(keys, request.mutable_block_keys());
   request.set_order(static_cast<v1::PullOrder>(order));
+  request.set_lease_duration_ms(options_.lease_duration_ms);
   v1::PullBlocksResponse response;
+  const int64_t asked_ms = NowMs();
   CERTKV_RETURN_IF_ERROR(CallUnary(
       options_.seal_timeout_ms, Retry::kIdempotent,
       [&](grpc::ClientContext& context) {
@@ -111,7 +122,8 @@ absl::StatusOr<LeasedBlocks> StoreClient::PullBlocks(SessionId session, const st
         return stub_->PullBlocks(&context, request, &response);
       },
       options_.pressure_wait_ms));
-  CERTKV_ASSIGN_OR_RETURN(LeasedBlocks blocks, LeasedBlocksFrom(response));
+  CERTKV_ASSIGN_OR_RETURN(LeasedBlocks blocks,
+                          LeasedBlocksFrom(response, asked_ms, options_.lease_duration_ms));
   blocks.pulled_count = response.pulled_count();
   return blocks;
 }
@@ -147,6 +159,7 @@ absl::StatusOr<LeasedBlocks> StoreClient::SealBlocks(SessionId session,
     slots.push_back(item.staging_slot);
   }
   v1::SealBlocksResponse response;
+  const int64_t asked_ms = NowMs();
   const absl::Status status = CallUnary(
       options_.seal_timeout_ms, Retry::kNever,
       [&](grpc::ClientContext& context) {
@@ -160,7 +173,8 @@ absl::StatusOr<LeasedBlocks> StoreClient::SealBlocks(SessionId session,
     if (was_kept) AbortBlocks(session, slots).IgnoreError();
     return status;
   }
-  CERTKV_ASSIGN_OR_RETURN(LeasedBlocks blocks, LeasedBlocksFrom(response));
+  CERTKV_ASSIGN_OR_RETURN(LeasedBlocks blocks,
+                          LeasedBlocksFrom(response, asked_ms, options_.lease_duration_ms));
   blocks.shared_count = response.shared_count();
   return blocks;
 }
@@ -211,12 +225,13 @@ absl::StatusOr<int64_t> StoreClient::RenewLease(SessionId session, LeaseId lease
   request.set_lease_id(static_cast<int64_t>(lease));
   request.set_lease_duration_ms(options_.lease_duration_ms);
   v1::RenewLeaseResponse response;
+  const int64_t asked_ms = NowMs();
   CERTKV_RETURN_IF_ERROR(
       CallUnary(options_.rpc_timeout_ms, Retry::kIdempotent, [&](grpc::ClientContext& context) {
         SetTraceparent(options_.traceparent, &context);
         return stub_->RenewLease(&context, request, &response);
       }));
-  return response.expire_time_ms();
+  return LeaseExpireTime(asked_ms, NowMs(), options_.lease_duration_ms, response.expire_time_ms());
 }
 
 absl::Status StoreClient::ReleaseLease(SessionId session, LeaseId lease) {

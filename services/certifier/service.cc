@@ -208,7 +208,7 @@ grpc::ServerUnaryReactor* CertifierServer::Core::OpenView(grpc::CallbackServerCo
   if (!tenant.ok()) return Finish(reactor, tenant.status());
   const absl::StatusOr<SpecDigest> digest = SpecDigestFromBytes(request->spec_digest());
   if (!digest.ok()) return Finish(reactor, digest.status());
-  absl::StatusOr<PolicyLease> policy = PolicyLeaseFromProto(request->policy());
+  absl::StatusOr<PolicyLease> policy = PolicyLeaseFromProto(request->policy(), clock_->NowMs());
   if (!policy.ok()) return Finish(reactor, policy.status());
   absl::StatusOr<std::vector<BlockHandle>> blocks =
       certifier::BlockHandlesFromProto(request->blocks());
@@ -301,7 +301,7 @@ absl::Status CertifierServer::Core::ApplyUpdate(const v1::UpdateViewRequest& req
                                                              request.tail().token_count()));
   }
   if (request.has_policy()) {
-    CERTKV_ASSIGN_OR_RETURN(update.policy, PolicyLeaseFromProto(request.policy()));
+    CERTKV_ASSIGN_OR_RETURN(update.policy, PolicyLeaseFromProto(request.policy(), clock_->NowMs()));
   }
   CERTKV_RETURN_IF_ERROR(view->Update(update, clock_->NowMs()));
   if (!blocks.empty()) ReserveFor(*view);

@@ -228,7 +228,7 @@ TEST_F(ServiceTest, AnUpdateMovesBlocksTailAndLease) {
   *update.mutable_tail() = ViewRequest().tail();
   lease_.sequence = 2;
   lease_.read_mode = ReadMode::kExact;
-  *update.mutable_policy() = PolicyLeaseToProto(lease_);
+  *update.mutable_policy() = PolicyLeaseToProto(lease_, clock_.NowMs());
   v1::UpdateViewResponse updated;
   ASSERT_TRUE(Call(&v1::Certifier::Stub::UpdateView, update, &updated).ok());
   const v1::ReadResult result = AttendOne(ReadOf(view));

@@ -207,16 +207,44 @@ TEST(ConvertTest, PolicyLeaseGoesThereAndBack) {
                           .expire_time_ms = 77,
                           .policy_version = 8,
                           .sequence = 9};
-  const auto back = PolicyLeaseFromProto(PolicyLeaseToProto(lease));
+  const auto back = PolicyLeaseFromProto(PolicyLeaseToProto(lease, 0), 0);
   ASSERT_TRUE(back.ok()) << back.status();
-  EXPECT_EQ(PolicyLeaseToProto(*back).SerializeAsString(),
-            PolicyLeaseToProto(lease).SerializeAsString());
-  type::PolicyLease bad = PolicyLeaseToProto(lease);
+  EXPECT_EQ(PolicyLeaseToProto(*back, 0).SerializeAsString(),
+            PolicyLeaseToProto(lease, 0).SerializeAsString());
+  type::PolicyLease bad = PolicyLeaseToProto(lease, 0);
   bad.set_read_mode(static_cast<type::ReadMode>(257));
-  EXPECT_EQ(ReasonOf(PolicyLeaseFromProto(bad).status()), "POLICY_LEASE_INVALID");
-  bad = PolicyLeaseToProto(lease);
+  EXPECT_EQ(ReasonOf(PolicyLeaseFromProto(bad, 0).status()), "POLICY_LEASE_INVALID");
+  bad = PolicyLeaseToProto(lease, 0);
   bad.mutable_tolerances()->set_tv_tolerance(std::numeric_limits<float>::quiet_NaN());
-  EXPECT_EQ(ReasonOf(PolicyLeaseFromProto(bad).status()), "TOLERANCE_INVALID");
+  EXPECT_EQ(ReasonOf(PolicyLeaseFromProto(bad, 0).status()), "TOLERANCE_INVALID");
+}
+
+// Gate's clock and the reader's differ by an hour, either way.
+TEST(ConvertTest, ALeaseHoldsAsLongByAnotherClock) {
+  PolicyLease lease{.request = "requests/a",
+                    .lease_id = 5,
+                    .read_mode = ReadMode::kEnforce,
+                    .tolerances = {0.1f, 0.01f, 2.0f},
+                    .risk_mode = RiskMode::kThreshold,
+                    .expire_time_ms = 1'000'000'500};
+  for (const int64_t skew_ms : {int64_t{-3'600'000}, int64_t{0}, int64_t{3'600'000}}) {
+    const type::PolicyLease sent = PolicyLeaseToProto(lease, 1'000'000'000);
+    EXPECT_EQ(PolicyLeaseFromProto(sent, 1'000'000'000 + skew_ms)->expire_time_ms,
+              1'000'000'500 + skew_ms);
+  }
+  // One that has expired stays so.
+  const type::PolicyLease expired = PolicyLeaseToProto(lease, 1'000'000'600);
+  EXPECT_EQ(PolicyLeaseFromProto(expired, 5000)->expire_time_ms, 4900);
+  // A gate of before says when it ends and no more.
+  type::PolicyLease old = PolicyLeaseToProto(lease, 1'000'000'000);
+  old.clear_time_left_ms();
+  EXPECT_EQ(PolicyLeaseFromProto(old, 5000)->expire_time_ms, lease.expire_time_ms);
+  // One that never ends has nothing left to count.
+  lease.expire_time_ms = std::numeric_limits<int64_t>::max();
+  EXPECT_EQ(PolicyLeaseFromProto(PolicyLeaseToProto(lease, 5), 5)->expire_time_ms,
+            lease.expire_time_ms);
+  old.set_time_left_ms(std::numeric_limits<int64_t>::max());
+  EXPECT_EQ(ReasonOf(PolicyLeaseFromProto(old, 5).status()), "POLICY_LEASE_INVALID");
 }
 
 TEST(ConvertTest, CertificateGoesThereAndBackWithInfiniteBounds) {

@@ -1,5 +1,6 @@
 #include "services/common/convert.h"
 
+#include <cmath>
 #include <string>
 #include <utility>
 
@@ -209,7 +210,25 @@ type::RiskMode RiskModeToProto(RiskMode mode) { return static_cast<type::RiskMod
 
 type::Rung RungToProto(Rung rung) { return static_cast<type::Rung>(rung); }
 
-absl::StatusOr<PolicyLease> PolicyLeaseFromProto(const type::PolicyLease& proto) {
+namespace {
+
+constexpr double kTimeLeftMsMax = 0x1p40;
+
+// By the reader's clock.
+absl::StatusOr<int64_t> ExpireTimeFromProto(const type::PolicyLease& proto, int64_t asked_ms) {
+  if (!proto.has_time_left_ms()) return proto.expire_time_ms();
+  if (std::abs(static_cast<double>(proto.time_left_ms())) <= kTimeLeftMsMax) {
+    return asked_ms + proto.time_left_ms();
+  }
+  return Invalid(
+      "POLICY_LEASE_INVALID",
+      absl::StrCat("policy lease of ", proto.request(), " has time_left_ms ", proto.time_left_ms(),
+                   ", must be in [-2^40, 2^40]; use the lease as gate gave it"));
+}
+
+}  // namespace
+
+absl::StatusOr<PolicyLease> PolicyLeaseFromProto(const type::PolicyLease& proto, int64_t asked_ms) {
   PolicyLease lease;
   lease.request = proto.request();
   lease.lease_id = proto.lease_id();
@@ -226,7 +245,7 @@ absl::StatusOr<PolicyLease> PolicyLeaseFromProto(const type::PolicyLease& proto)
   lease.risk_mode = *risk_mode;
   CERTKV_ASSIGN_OR_RETURN(lease.tolerances, TolerancesFromProto(proto.tolerances()));
   lease.budget_slice = proto.budget_slice();
-  lease.expire_time_ms = proto.expire_time_ms();
+  CERTKV_ASSIGN_OR_RETURN(lease.expire_time_ms, ExpireTimeFromProto(proto, asked_ms));
   lease.policy_version = proto.policy_version();
   lease.sequence = proto.sequence();
   if (!(proto.canary_share() >= 0 && proto.canary_share() <= 1)) {
@@ -246,7 +265,7 @@ absl::StatusOr<PolicyLease> PolicyLeaseFromProto(const type::PolicyLease& proto)
   return lease;
 }
 
-type::PolicyLease PolicyLeaseToProto(const PolicyLease& lease) {
+type::PolicyLease PolicyLeaseToProto(const PolicyLease& lease, int64_t now_ms) {
   type::PolicyLease proto;
   proto.set_request(lease.request);
   proto.set_lease_id(lease.lease_id);
@@ -255,6 +274,10 @@ type::PolicyLease PolicyLeaseToProto(const PolicyLease& lease) {
   proto.set_risk_mode(RiskModeToProto(lease.risk_mode));
   proto.set_budget_slice(lease.budget_slice);
   proto.set_expire_time_ms(lease.expire_time_ms);
+  const double left_ms = static_cast<double>(lease.expire_time_ms) - static_cast<double>(now_ms);
+  if (std::abs(left_ms) <= kTimeLeftMsMax) {
+    proto.set_time_left_ms(lease.expire_time_ms - now_ms);
+  }
   proto.set_policy_version(lease.policy_version);
   proto.set_sequence(lease.sequence);
   proto.set_canary_share(lease.canary_share);

@@ -34,9 +34,12 @@ absl::StatusOr<RiskMode> RiskModeFromProto(type::RiskMode proto);
 type::RiskMode RiskModeToProto(RiskMode mode);
 type::Rung RungToProto(Rung rung);
 
+// `now_ms` is of the sender's clock. `asked_ms` is when the lease was asked for, or came with a
+// call, by the clock of the reader: expire_time_ms of the result is by that one. Clocks of two
+// machines may be minutes apart.
 // Errors: [POLICY_LEASE_INVALID], [TOLERANCE_INVALID]. Whether it has expired is not asked here.
-absl::StatusOr<PolicyLease> PolicyLeaseFromProto(const type::PolicyLease& proto);
-type::PolicyLease PolicyLeaseToProto(const PolicyLease& lease);
+absl::StatusOr<PolicyLease> PolicyLeaseFromProto(const type::PolicyLease& proto, int64_t asked_ms);
+type::PolicyLease PolicyLeaseToProto(const PolicyLease& lease, int64_t now_ms);
 
 // Errors: [CERTIFICATE_INVALID], a field out of its range; a NaN is out of every range.
 absl::StatusOr<ReadCertificate> ReadCertificateFromProto(const type::Certificate& proto);

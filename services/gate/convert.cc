@@ -211,10 +211,10 @@ absl::StatusOr<std::vector<CanaryResult>> CanariesFromProto(const v1::ReportRequ
   return canaries;
 }
 
-void ReportAnswerToProto(const ReportAnswer& answer, v1::ReportResponse* proto) {
+void ReportAnswerToProto(const ReportAnswer& answer, int64_t now_ms, v1::ReportResponse* proto) {
   proto->mutable_directive()->set_action(static_cast<v1::DirectiveAction>(answer.action));
   proto->mutable_directive()->set_explanation(answer.explanation);
-  if (answer.lease.has_value()) *proto->mutable_lease() = PolicyLeaseToProto(*answer.lease);
+  if (answer.lease.has_value()) *proto->mutable_lease() = PolicyLeaseToProto(*answer.lease, now_ms);
 }
 
 void DecisionToProto(const Decision& decision, v1::DecideResponse* proto) {
@@ -279,7 +279,7 @@ void RequestRiskToProto(const RequestRisk& risk, v1::RequestRisk* proto) {
   for (const RiskEvent& event : risk.events) EventToProto(event, proto->add_events());
   PolicyLease lease;
   lease.head_rules = risk.head_rules;
-  *proto->mutable_head_rules() = std::move(*PolicyLeaseToProto(lease).mutable_head_rules());
+  *proto->mutable_head_rules() = std::move(*PolicyLeaseToProto(lease, 0).mutable_head_rules());
 }
 
 void PolicyTrialToProto(const PolicyTrial& trial, v1::TryPolicyResponse* proto) {

@@ -33,7 +33,7 @@ absl::StatusOr<std::vector<CanaryResult>> CanariesFromProto(const v1::ReportRequ
 // Errors: InvalidArgument [FILTER_INVALID], an unknown order.
 absl::StatusOr<RiskQuery> RiskQueryFromProto(const v1::ListRequestRisksRequest& proto);
 
-void ReportAnswerToProto(const ReportAnswer& answer, v1::ReportResponse* proto);
+void ReportAnswerToProto(const ReportAnswer& answer, int64_t now_ms, v1::ReportResponse* proto);
 void DecisionToProto(const Decision& decision, v1::DecideResponse* proto);
 void RequestRiskToProto(const RequestRisk& risk, v1::RequestRisk* proto);
 void PolicyTrialToProto(const PolicyTrial& trial, v1::TryPolicyResponse* proto);

@@ -139,6 +139,7 @@ class RequestRegistry {
   // Errors: InvalidArgument [PAGE_SIZE_INVALID | PAGE_TOKEN_INVALID | FILTER_INVALID].
   absl::StatusOr<RiskPage> ListRisks(const RiskQuery& query) const;
 
+  int64_t NowMs() const { return clock_->NowMs(); }
   Policy policy() const { return *SharedPolicy(); }
   // `policy.version` is the version it replaces, or 0 for whatever is there. `source` is for
   // PolicyChanges.

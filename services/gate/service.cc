@@ -93,7 +93,7 @@ class GateServer::Core final : public v1::Gate::CallbackService,
       CERTKV_ASSIGN_OR_RETURN(
           const PolicyLease lease,
           registry_.OpenRequest(request->request_id(), request->label(), terms));
-      *response->mutable_lease() = PolicyLeaseToProto(lease);
+      *response->mutable_lease() = PolicyLeaseToProto(lease, clock_->NowMs());
       Log(LogLevel::kDebug, "request_opened",
           {{"request", lease.request}, {"traceparent", TraceparentOf(*context)}});
       return absl::OkStatus();

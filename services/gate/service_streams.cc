@@ -132,7 +132,7 @@ void ReportStream::CountBatch() {
   response_.Clear();
   response_.set_request(request_.request());
   response_.set_batch_number(request_.batch_number());
-  ReportAnswerToProto(*answer, &response_);
+  ReportAnswerToProto(*answer, registry_->NowMs(), &response_);
   StartWrite(&response_);
 }
 

@@ -18,7 +18,7 @@ struct Reader {
 // A view on what was asked for, in the memory that is there.
 void Open(Reader& reader, const v1::OpenViewRequest& request) {
   FakeCache& fake = reader.fixture.fake;
-  const auto policy = PolicyLeaseFromProto(request.policy());
+  const auto policy = PolicyLeaseFromProto(request.policy(), 0);
   CheckRefusal(policy.status());
   const auto blocks = BlockHandlesFromProto(request.blocks());
   CheckRefusal(blocks.status());

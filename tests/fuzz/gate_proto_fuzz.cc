@@ -49,7 +49,7 @@ void Open(LedgerUnderTest& ledger, const std::string& bytes) {
   const auto lease = ledger.registry.OpenRequest(request.request_id(), request.label(), *terms);
   CheckRefusal(lease.status());
   if (!lease.ok()) return;
-  CERTKV_CHECK(PolicyLeaseFromProto(PolicyLeaseToProto(*lease)).ok(), "a lease can be used");
+  CERTKV_CHECK(PolicyLeaseFromProto(PolicyLeaseToProto(*lease, 0), 0).ok(), "a lease can be used");
 }
 
 void Report(LedgerUnderTest& ledger, const std::string& bytes) {

@@ -110,7 +110,7 @@ class ServiceTest : public ::testing::Test {
     request.mutable_tail()->set_staging_id(kFakeStagingId);
     request.mutable_tail()->set_staging_slot(kFakeTailSlot);
     request.mutable_tail()->set_token_count(kTokenCount % 64);
-    *request.mutable_policy() = PolicyLeaseToProto(lease_);
+    *request.mutable_policy() = PolicyLeaseToProto(lease_, clock_.NowMs());
     return request;
   }
   int64_t OpenView(const v1::OpenViewRequest& request) {

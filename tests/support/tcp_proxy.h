@@ -60,6 +60,9 @@ class TcpProxy {
   void FlipBitAt(int64_t at) { flip_at_ = at; }
   // Nothing goes on after so many bytes of the server, until it is called anew.
   void StallAfter(int64_t bytes) { stall_after_ = bytes; }
+  // Nothing goes on, either way, over the connections that are open now: their other end is gone
+  // and nobody said so.
+  void FreezeOpen() { frozen_ = connections_.load(); }
   // New connections are closed, and those that are open.
   void Refuse(bool refuse) { is_refusing_ = refuse; }
   // At most so many bytes of the server a second, over all connections; 0: no limit.
@@ -81,18 +84,22 @@ class TcpProxy {
         close(client);
         continue;
       }
-      ++connections_;
-      threads_.emplace_back([this, client] { Forward(UniqueFd(client)); });
+      const int32_t number = connections_++;
+      threads_.emplace_back([this, client, number] { Forward(UniqueFd(client), number); });
     }
   }
 
-  void Forward(UniqueFd client) {
+  void Forward(UniqueFd client, int32_t number) {
     const UniqueFd server = ConnectToLoopback(upstream_port_);
     if (!server.valid()) return;
     const bool is_cut = cuts_left_.fetch_sub(1) > 0;
     int64_t left = is_cut ? cut_after_.load() : std::numeric_limits<int64_t>::max();
     std::vector<char> buffer(64 << 10);
     while (!is_stopped_ && !is_refusing_ && left > 0) {
+      if (number < frozen_) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(kPollMs));
+        continue;
+      }
       pollfd ends[] = {{client.get(), POLLIN, 0}, {server.get(), POLLIN, 0}};
       const bool is_stalled = forwarded_ >= stall_after_;
       if (is_stalled) ends[1].events = 0;
@@ -143,6 +150,7 @@ class TcpProxy {
   std::atomic<int64_t> next_turn_ns_{0};
   std::atomic<int64_t> forwarded_{0};
   std::atomic<int32_t> connections_{0};
+  std::atomic<int32_t> frozen_{0};  // connections before this one
   std::list<std::thread> threads_;  // of the acceptor's thread
   std::thread acceptor_;
 };

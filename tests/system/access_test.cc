@@ -366,7 +366,8 @@ TEST_P(TenantTest, AnotherTenantsViewAndRiskAreNotThere) {
   for (const BlockHandle& block : sequence_a_->blocks()) {
     *open.add_blocks() = BlockHandleToProto(block);
   }
-  *open.mutable_policy() = PolicyLeaseToProto((*request)->CurrentLease());
+  *open.mutable_policy() =
+      PolicyLeaseToProto((*request)->CurrentLease(), absl::ToUnixMillis(absl::Now()));
   certifier::v1::OpenViewResponse view;
   const absl::Status opened = Unary([&](grpc::ClientContext& context) {
     return Certifier("a")->OpenView(&context, open, &view);

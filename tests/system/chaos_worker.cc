@@ -25,6 +25,7 @@ namespace {
 constexpr int kSequences = 5;  // that the workers share
 constexpr int32_t kTokens = 64 * 3 + 20;
 constexpr int kReadsPerSequence = 12;
+constexpr absl::Duration kGapMin = absl::Milliseconds(20);
 
 class ChaosWorker {
  public:
@@ -82,6 +83,7 @@ class ChaosWorker {
     const auto results = attention.Attend({read});
     const absl::Status status = results.ok() ? (*results)[0].status : results.status();
     if (status.ok()) {
+      NoteGap();
       Check(data, read, (*results)[0]);
     } else {
       Count(status);
@@ -107,6 +109,16 @@ class ChaosWorker {
     Say();
   }
 
+  // Says how long it was without an answer, when that was long.
+  void NoteGap() {
+    const absl::Time now = absl::Now();
+    if (now - answered_ > kGapMin && answered_ != absl::InfinitePast()) {
+      std::printf("gap %lld %lld\n", static_cast<long long>(absl::ToUnixMillis(now)),
+                  static_cast<long long>(absl::ToInt64Milliseconds(now - answered_)));
+    }
+    answered_ = now;
+  }
+
   void Count(const absl::Status& status) {
     ++tally_.errors;
     const std::string reason = ReasonOf(status);
@@ -128,6 +140,7 @@ class ChaosWorker {
   int64_t requests_ = 0;
   ChaosTally tally_;
   absl::Time said_ = absl::InfinitePast();
+  absl::Time answered_ = absl::InfinitePast();
 };
 
 }  // namespace

@@ -84,6 +84,8 @@ std::string BinaryDirectory();
 // stand in their environment, under kOtherReleaseVersions (other_release.cc).
 std::string OtherReleaseDirectory();
 inline constexpr char kOtherReleaseVersions[] = "CERTKV_TEST_WIRE_VERSIONS";
+// Theirs too: by how much their clock is wrong (other_clock.cc).
+inline constexpr char kOtherClockSkewMs[] = "CERTKV_TEST_CLOCK_SKEW_MS";
 
 }  // namespace certkv
 

@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "certkv/certifier/v1/certifier.grpc.pb.h"
 #include "certkv/gate/v1/gate.grpc.pb.h"
 #include "certkv/kvstore/v1/kvstore.grpc.pb.h"
@@ -43,7 +45,8 @@ class DoorTest : public SystemTest {
     view.mutable_tail()->set_staging_id(sequence_->tail().staging_id);
     view.mutable_tail()->set_staging_slot(sequence_->tail().staging_slot);
     view.mutable_tail()->set_token_count(sequence_->tail().token_count);
-    *view.mutable_policy() = PolicyLeaseToProto(request_->CurrentLease());
+    *view.mutable_policy() =
+        PolicyLeaseToProto(request_->CurrentLease(), absl::ToUnixMillis(absl::Now()));
     return view;
   }
   absl::Status OpenView(const certifier::v1::OpenViewRequest& view) {

@@ -24,12 +24,13 @@ constexpr int64_t kTokenCount = 64 * 5;  // whole blocks
 
 class NodesTest : public SystemTest {
  protected:
-  void StartNode(const std::string& name) {
+  void StartNode(const std::string& name, const std::string& target = "") {
     const std::string bulk = absl::StrCat("127.0.0.1:", UnusedPort());
-    const std::string yaml = absl::StrCat(
-        "server:\n  tcp_security: insecure\nkvstore:\n  bulk_address: ", bulk,
-        "\n  bulk_timeout: 2s\ncluster:\n  etcd: ", etcd_.endpoint(), "\n  node: ", name,
-        "\n  target: ", name, ":1\n  bulk_target: ", bulk, "\n  ttl: 2s\n");
+    const std::string yaml =
+        absl::StrCat("server:\n  tcp_security: insecure\nkvstore:\n  bulk_address: ", bulk,
+                     "\n  bulk_timeout: 2s\ncluster:\n  etcd: ", etcd_.endpoint(),
+                     "\n  node: ", name, "\n  target: ", target.empty() ? name + ":1" : target,
+                     "\n  bulk_target: ", bulk, "\n  ttl: 2s\n");
     auto node = Cluster::Start(ClusterShape::kAllInOne, "", {yaml, ""});
     ASSERT_TRUE(node.ok()) << node.status();
     nodes_[name] = *std::move(node);
@@ -155,6 +156,53 @@ TEST_F(NodesTest, ANodeThatDiesCostsAWaitOnceAndNoError) {
   for (int i = 0; i < 1000 && !absl::StrContains(nodes_["a"]->Logs(), "nodes=1 revision="); ++i) {
     absl::SleepFor(absl::Milliseconds(20));
   }
+}
+
+// The owner has the same tokens of the same model, but quantized otherwise.
+TEST_F(NodesTest, ANodeOfAnotherCacheSpecGivesNothing) {
+  StartNode("a");
+  StartNode("b");
+  WaitForNodes(2);
+  const TestSequence data = SequenceOf("b");
+  TestSequence other = data;
+  other.spec = SmallSpec(KeyFormat::kK6);
+  auto at_b = client::Worker::Attach(nodes_["b"]->options(), other.spec);
+  ASSERT_TRUE(at_b.ok()) << at_b.status();
+  const auto put_there = Put(**at_b, other);
+  const auto worker = Attach("a");
+  EXPECT_EQ(Lookup(*worker, data)->token_count(), 0);
+  EXPECT_THAT(nodes_["a"]->Logs(), ::testing::HasSubstr("reason=CACHE_NOT_FOUND"));
+  const auto put = Put(*worker, data);
+  cluster_ = std::move(nodes_["a"]);
+  const auto request = OpenRequest("r");
+  auto attention = client::Attention::Open(*worker, *put, *request);
+  ASSERT_TRUE(attention.ok()) << attention.status();
+  ReadAndCheck(**attention, data, kTokenCount, 5);
+  nodes_["a"] = std::move(cluster_);
+}
+
+// Two processes are told the same name. The second stays out, says why, and serves alone.
+TEST_F(NodesTest, ANodeOfATakenNameServesAlone) {
+  StartNode("a");
+  StartNode("b");
+  WaitForNodes(2);
+  const TestSequence data = SequenceOf("b");
+  const auto at_b = Attach("b");
+  const auto put_there = Put(*at_b, data);
+  nodes_["first"] = std::move(nodes_["a"]);
+  const std::vector<cluster::Node> map_nodes = map_nodes_;
+  StartNode("a", "elsewhere:1");
+  map_nodes_ = map_nodes;
+  for (int i = 0; i < 1000 && !absl::StrContains(nodes_["a"]->Logs(), "cluster_not_joined"); ++i) {
+    absl::SleepFor(absl::Milliseconds(20));
+  }
+  EXPECT_THAT(nodes_["a"]->Logs(),
+              ::testing::HasSubstr("node a is registered by the process at a:1, this one is at "
+                                   "elsewhere:1; give each node a name of its own"));
+  const auto worker = Attach("a");
+  const auto put = Put(*worker, data);
+  EXPECT_EQ(put->token_count(), kTokenCount);
+  EXPECT_EQ(Lookup(*at_b, data)->token_count(), kTokenCount) << "the others go on";
 }
 
 TEST_F(NodesTest, WithoutEtcdLookupsGoOn) {

@@ -62,13 +62,19 @@ absl::StatusOr<std::unique_ptr<WorkerProcess>> WorkerProcess::Start(
     int64_t lease_duration_ms, const client::Options& targets) {
   static int64_t started_count = 0;
   const std::string log = absl::StrCat(cluster.directory(), "/worker-", ++started_count, ".log");
-  CERTKV_ASSIGN_OR_RETURN(
-      auto process,
-      cli::ChildProcess::Start(
-          {absl::StrCat(BinaryDirectory(), "/certkv-test-worker"), targets.kvstore_target, model,
-           mode, absl::StrCat(lease_duration_ms), targets.certifier_target, targets.gate_target},
-          {}, log));
-  std::unique_ptr<WorkerProcess> worker(new WorkerProcess(std::move(process), log));
+  return Start({log, {}, {}}, model, mode, lease_duration_ms, targets);
+}
+
+absl::StatusOr<std::unique_ptr<WorkerProcess>> WorkerProcess::Start(
+    const WorkerPlace& place, const std::string& model, const std::string& mode,
+    int64_t lease_duration_ms, const client::Options& targets) {
+  std::vector<std::string> words = place.words;
+  words.insert(words.end(), {absl::StrCat(BinaryDirectory(), "/certkv-test-worker"),
+                             targets.kvstore_target, model, mode, absl::StrCat(lease_duration_ms),
+                             targets.certifier_target, targets.gate_target});
+  CERTKV_ASSIGN_OR_RETURN(auto process,
+                          cli::ChildProcess::Start(words, place.environment, place.log_path));
+  std::unique_ptr<WorkerProcess> worker(new WorkerProcess(std::move(process), place.log_path));
   CERTKV_RETURN_IF_ERROR(worker->WaitFor("holding").status());
   return worker;
 }
@@ -87,14 +93,19 @@ absl::StatusOr<std::string> WorkerProcess::WaitFor(const std::string& word) {
   return absl::DeadlineExceededError(absl::StrCat("no '", word, "' in ", log_path_));
 }
 
-std::string WorkerProcess::LastLine(const std::string& word) const {
+std::vector<std::string> WorkerProcess::Lines(const std::string& word) const {
   std::ifstream file(log_path_);
-  std::string found;
+  std::vector<std::string> found;
   for (std::string line; std::getline(file, line);) {
     // The last line may be half-written.
-    if (absl::StartsWith(line, word) && !file.eof()) found = line.substr(word.size());
+    if (absl::StartsWith(line, word) && !file.eof()) found.push_back(line.substr(word.size()));
   }
   return found;
+}
+
+std::string WorkerProcess::LastLine(const std::string& word) const {
+  const std::vector<std::string> found = Lines(word);
+  return found.empty() ? "" : found.back();
 }
 
 void WorkerProcess::Kill() {
@@ -102,8 +113,8 @@ void WorkerProcess::Kill() {
   while (process_->CheckRunning().ok()) absl::SleepFor(absl::Milliseconds(1));
 }
 
-absl::StatusOr<CacheHoldings> HoldingsOf(const Cluster& cluster, const std::string& model) {
-  client::StoreClient store(cluster.options());
+absl::StatusOr<CacheHoldings> HoldingsOf(const client::Options& options, const std::string& model) {
+  client::StoreClient store(options);
   return Holdings(store, model);
 }
 

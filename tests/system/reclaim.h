@@ -14,12 +14,26 @@
 
 namespace certkv {
 
+// Where a worker runs.
+struct WorkerPlace {
+  std::string log_path;
+  std::vector<std::string> words;        // before the program's own; none: here
+  std::vector<std::string> environment;  // more of it
+};
+// In a worker's environment: the directory of ca.crt, engine.crt and engine.key, for TCP targets.
+inline constexpr char kWorkerTlsDirectory[] = "CERTKV_TEST_TLS_DIRECTORY";
+
 // One process of certkv-test-worker: a worker on a cache of its own, named `model`.
 class WorkerProcess {
  public:
   // Modes: "load" puts and drops sequences for ever; "hold" holds one and says when its lease is
   // lost; "fork" holds one and leaves its socket to a child; "chaos" is RunChaosWorker. Returns
   // once it holds a lease.
+  static absl::StatusOr<std::unique_ptr<WorkerProcess>> Start(const WorkerPlace& place,
+                                                              const std::string& model,
+                                                              const std::string& mode,
+                                                              int64_t lease_duration_ms,
+                                                              const client::Options& targets);
   static absl::StatusOr<std::unique_ptr<WorkerProcess>> Start(const Cluster& cluster,
                                                               const std::string& model,
                                                               const std::string& mode,
@@ -37,6 +51,8 @@ class WorkerProcess {
   absl::StatusOr<std::string> WaitFor(const std::string& word);
   // What followed `word` in the last line that started with it; "" when none did.
   std::string LastLine(const std::string& word) const;
+  // What followed `word` in each line that started with it.
+  std::vector<std::string> Lines(const std::string& word) const;
   // SIGKILL, and reaps it.
   void Kill();
 
@@ -55,7 +71,10 @@ struct CacheHoldings {
   int32_t blocks_writing = 0;
   bool none() const { return session_count == 0 && blocks_leased == 0 && blocks_writing == 0; }
 };
-absl::StatusOr<CacheHoldings> HoldingsOf(const Cluster& cluster, const std::string& model);
+absl::StatusOr<CacheHoldings> HoldingsOf(const client::Options& options, const std::string& model);
+inline absl::StatusOr<CacheHoldings> HoldingsOf(const Cluster& cluster, const std::string& model) {
+  return HoldingsOf(cluster.options(), model);
+}
 
 struct ReclaimOptions {
   int32_t kill_count = 200;

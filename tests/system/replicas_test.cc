@@ -1,5 +1,6 @@
 // Several certifiers of one store under load, one of them killed: 0 uncertified outputs, no read
-// lost. Prints throughput and tail.
+// lost. Prints throughput and tail; with CERTKV_RESULT_FILE it writes them (bench/results/
+// replicas.json is of a run of the whole program).
 #include <gtest/gtest.h>
 #include <sched.h>
 #include <signal.h>
@@ -24,6 +25,7 @@
 #include "absl/time/time.h"
 #include "clients/cli/child_process.h"
 #include "clients/cli/truth.h"
+#include "tests/system/result_file.h"
 #include "tests/system/system_fixture.h"
 
 namespace certkv {
@@ -232,6 +234,13 @@ class ReplicasTest : public SystemTest {
       std::printf("| %d | %s | %.0f | %.1f | %.1f | %.1f | %lld |\n", replicas, kPhaseNames[phase],
                   1e3 * static_cast<double>(times.size()) / kPhaseMs, at(0.5), at(0.99), at(1.0),
                   static_cast<long long>(tallies[phase].in_process));
+      AddResult({{"replicas", replicas},
+                 {"phase", kPhaseNames[phase]},
+                 {"reads_per_second", 1e3 * static_cast<double>(times.size()) / kPhaseMs},
+                 {"p50_ms", at(0.5)},
+                 {"p99_ms", at(0.99)},
+                 {"most_ms", at(1.0)},
+                 {"read_in_process", tallies[phase].in_process}});
     }
   }
 

@@ -15,6 +15,7 @@
 #include "clients/cpp/worker.h"
 #include "kernels/core/status.h"
 #include "tests/system/chaos_worker.h"
+#include "tests/system/reclaim.h"
 #include "tests/system/sequence_fixture.h"
 
 namespace certkv {
@@ -84,6 +85,11 @@ int Main(int argc, char** argv) {
   options.lease_duration_ms = std::atol(argv[4]);
   options.certifier_target = argv[5];
   options.gate_target = argv[6];
+  if (const char* directory = std::getenv(kWorkerTlsDirectory); directory != nullptr) {
+    options.ca_file = std::string(directory) + "ca.crt";
+    options.certificate_file = std::string(directory) + "engine.crt";
+    options.key_file = std::string(directory) + "engine.key";
+  }
   CacheSpec spec = SmallSpec();
   spec.model = argv[2];
   const std::string mode = argv[3];
