@@ -13,10 +13,10 @@ namespace v1 = certkv::certifier::v1;
 
 constexpr int kReplicasAskedMax = 2;  // for one view
 
-// The name that certificates of the replicas have: that of "dns:///name:port" and
-// "dns://server/name:port". "": an address is its own name.
+// The name that certificates of the replicas have: that of "dns:///name:port",
+// "dns://server/name:port" and "xds:///name:port". "": an address is its own name.
 std::string ServerNameOf(absl::string_view target) {
-  if (!absl::ConsumePrefix(&target, "dns:")) return "";
+  if (!absl::ConsumePrefix(&target, "dns:") && !absl::ConsumePrefix(&target, "xds:")) return "";
   target.remove_prefix(target.rfind('/') + 1);  // npos + 1 = 0
   if (absl::StartsWith(target, "[")) return "";
   return std::string(target.substr(0, target.rfind(':')));

@@ -23,14 +23,14 @@ Options ResolveTargets(const Options& options) {
 }
 
 bool IsReplicated(absl::string_view target) {
-  if (absl::StartsWith(target, "dns:")) return true;
+  if (absl::StartsWith(target, "dns:") || absl::StartsWith(target, "xds:")) return true;
   const bool is_list = absl::StartsWith(target, "unix:") || absl::StartsWith(target, "ipv4:") ||
                        absl::StartsWith(target, "ipv6:");
   return is_list && absl::StrContains(target, ",");
 }
 
 std::string StartAnywhere(const std::string& target, uint64_t random) {
-  if (!IsReplicated(target) || absl::StartsWith(target, "dns:")) return target;
+  if (!IsReplicated(target) || !absl::StrContains(target, ",")) return target;
   const size_t scheme_end = target.find(':') + 1;
   std::vector<std::string> addresses = absl::StrSplit(target.substr(scheme_end), ',');
   std::rotate(addresses.begin(),

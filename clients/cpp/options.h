@@ -46,7 +46,7 @@ std::string DefaultTarget();
 Options ResolveTargets(const Options& options);
 
 // May gRPC find several servers there? "unix:/a.sock,/b.sock", "ipv4:10.0.0.1:7003,10.0.0.2:7003",
-// "ipv6:...", "dns:///name:7003"; a plain "host:7003" is one.
+// "ipv6:...", "dns:///name:7003", "xds:///name:7003"; a plain "host:7003" is one.
 bool IsReplicated(absl::string_view target);
 
 // The addresses of a list, in their order from the one on
