@@ -45,23 +45,6 @@ struct PutTrace {
   std::unique_ptr<Sequence> sequence;
 };
 
-// Its formats from the file of a spec, or all the same when `path` is "".
-absl::StatusOr<CacheSpec> SpecOf(const Trace& trace, const std::string& format_name,
-                                 const std::string& path) {
-  CERTKV_ASSIGN_OR_RETURN(const FormatChoice format, ParseFormat(format_name));
-  CacheSpec spec = trace.MakeSpec(format);
-  if (path.empty()) return spec;
-  CERTKV_ASSIGN_OR_RETURN(const CacheSpec read, ReadSpecFile(path));
-  spec.layers = read.layers;
-  if (DigestCacheSpec(spec) == DigestCacheSpec(read) && read.layer_count() == trace.layer_count()) {
-    return spec;
-  }
-  return MakeError(absl::StatusCode::kInvalidArgument, "CACHE_SPEC_INVALID",
-                   absl::StrCat(path, " is of ", DescribeCacheSpec(read), ", the trace of ",
-                                DescribeCacheSpec(trace.MakeSpec(format)),
-                                "; calibrate with traces of this model"));
-}
-
 template <typename Options>  // PutOptions, AttendOptions
 absl::StatusOr<PutTrace> PutTraceFile(const client::Options& services, const Options& asked,
                                       const std::string& worker) {

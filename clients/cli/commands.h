@@ -33,6 +33,16 @@ struct PutOptions {
 };
 int RunPut(const GlobalOptions& global, const PutOptions& options);
 
+struct PullOptions {
+  std::string trace_path;
+  std::string format = "K8V4";
+  std::string spec_path;        // as PutOptions
+  std::string peer;             // bulk_address of another store
+  std::string order = "whole";  // or originals-later, originals-only
+};
+// Has the store fetch a trace's prefix from another one.
+int RunPull(const GlobalOptions& global, const PullOptions& options);
+
 struct AttendOptions {
   std::string trace_path;
   std::string format = "K8V4";

@@ -25,6 +25,7 @@ constexpr char kFormats[] = "K8V4, K8V8, K8DV4, K8DV8, K6V4, K6V8, K4V4, K4V8, F
 struct Parsed {
   GlobalOptions global;
   PutOptions put;
+  PullOptions pull;
   AttendOptions attend;
   ListOptions list;
   BlocksOptions blocks;
@@ -77,6 +78,19 @@ void AddPutAndAttend(CLI::App& app, Parsed& parsed) {
   put->add_option("--spec", parsed.put.spec_path, kSpec);
   put->callback(
       [&parsed] { Run(parsed, [&parsed] { return RunPut(parsed.global, parsed.put); }); });
+
+  CLI::App* pull =
+      app.add_subcommand("pull", "Fetch a trace's prefix from another store over the bulk plane");
+  pull->add_option("peer", parsed.pull.peer, "That store's bulk_address, one of kvstore.bulk_peers")
+      ->required();
+  pull->add_option("--trace", parsed.pull.trace_path, "A certkv-trace-1 safetensors file")
+      ->required();
+  pull->add_option("--format", parsed.pull.format, kFormats)->capture_default_str();
+  pull->add_option("--spec", parsed.pull.spec_path, kSpec);
+  pull->add_option("--order", parsed.pull.order, "whole, originals-later or originals-only")
+      ->capture_default_str();
+  pull->callback(
+      [&parsed] { Run(parsed, [&parsed] { return RunPull(parsed.global, parsed.pull); }); });
 
   CLI::App* attend = app.add_subcommand("attend", "Read a trace's queries with certificates");
   AttendOptions& options = parsed.attend;

@@ -24,4 +24,20 @@ absl::StatusOr<CacheSpec> ReadSpecFile(const std::string& path) {
   return spec;
 }
 
+absl::StatusOr<CacheSpec> SpecOf(const Trace& trace, const std::string& format_name,
+                                 const std::string& path) {
+  CERTKV_ASSIGN_OR_RETURN(const FormatChoice format, ParseFormat(format_name));
+  CacheSpec spec = trace.MakeSpec(format);
+  if (path.empty()) return spec;
+  CERTKV_ASSIGN_OR_RETURN(const CacheSpec read, ReadSpecFile(path));
+  spec.layers = read.layers;
+  if (DigestCacheSpec(spec) == DigestCacheSpec(read) && read.layer_count() == trace.layer_count()) {
+    return spec;
+  }
+  return MakeError(absl::StatusCode::kInvalidArgument, "CACHE_SPEC_INVALID",
+                   absl::StrCat(path, " is of ", DescribeCacheSpec(read), ", the trace of ",
+                                DescribeCacheSpec(trace.MakeSpec(format)),
+                                "; calibrate with traces of this model"));
+}
+
 }  // namespace certkv::cli

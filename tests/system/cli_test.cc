@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "grpc/health/v1/health.grpc.pb.h"
+#include "tests/support/loopback.h"
 #include "tests/system/cluster.h"
 #include "tests/system/run_cli.h"
 
@@ -129,6 +130,38 @@ TEST_F(CliTest, RoutesToTheStoreThatHasThePrefix) {
   EXPECT_THAT(dead.output, HasSubstr("does not answer"));
   EXPECT_THAT(RunCli(absl::StrCat("route --trace ", kTrace, " --node x")).errors,
               HasSubstr("[NODE_INVALID]"));
+}
+
+TEST_F(CliTest, PullsAPrefixFromAnotherStore) {
+  const std::string bulk = absl::StrCat("127.0.0.1:", UnusedPort());
+  const std::string insecure = "server:\n  tcp_security: insecure\n";
+  auto source = Cluster::Start(
+      ClusterShape::kAllInOne, "",
+      {.server_yaml = insecure, .store_yaml = "kvstore:\n  bulk_address: " + bulk + "\n"});
+  ASSERT_TRUE(source.ok()) << source.status();
+  auto target = Cluster::Start(
+      ClusterShape::kAllInOne, "",
+      {.server_yaml = insecure, .store_yaml = "kvstore:\n  bulk_peers: " + bulk + "\n"});
+  ASSERT_TRUE(target.ok()) << target.status();
+  const std::string there = absl::StrCat("--target ", (*source)->options().kvstore_target, " ");
+  const std::string here = absl::StrCat("--target ", (*target)->options().kvstore_target, " ");
+  ASSERT_EQ(RunCli(absl::StrCat(there, "put --trace ", kTrace)).exit_code, 0);
+  const std::string pull = absl::StrCat(here, "--json pull ", bulk, " --trace ", kTrace);
+  for (const char* order : {"originals-only", "whole", "originals-later"}) {
+    const RunResult pulled = RunCli(absl::StrCat(pull, " --order ", order));
+    ASSERT_EQ(pulled.exit_code, 0) << pulled.errors;
+    const json data = json::parse(pulled.output);
+    EXPECT_EQ(data["blocks"], 27);
+    EXPECT_EQ(data["blocks_wanted"], 27);
+    EXPECT_EQ(data["tokens"], 27 * 64);
+  }
+  // They are here, so a put finds all of them.
+  const RunResult put = RunCli(absl::StrCat(here, "--json put --trace ", kTrace));
+  EXPECT_EQ(json::parse(put.output)["blocks_shared"], 27);
+  EXPECT_THAT(RunCli(pull + " --order never").errors, HasSubstr("[PULL_ORDER_UNKNOWN]"));
+  const RunResult stranger = RunCli(absl::StrCat(here, "pull 127.0.0.1:1 --trace ", kTrace));
+  EXPECT_EQ(stranger.exit_code, 1);
+  EXPECT_THAT(stranger.errors, HasSubstr("[BULK_PEER_UNKNOWN]"));
 }
 
 TEST_F(CliTest, RefusesNamesThatAreNotOneBlock) {
