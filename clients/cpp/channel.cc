@@ -22,7 +22,7 @@ namespace certkv::client {
 namespace {
 
 // A host that is gone says nothing, and TCP alone would wait for it for a quarter of an hour.
-constexpr int kConnectTimeoutMs = 2000;
+constexpr int kConnectTimeoutMs = 1000;    // of one address; then the next is tried
 constexpr int kKeepaliveTimeMs = 12000;    // servers allow a ping in 10 s
 constexpr int kKeepaliveTimeoutMs = 5000;  // also how long sent bytes may stay unacknowledged
 

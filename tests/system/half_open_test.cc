@@ -51,6 +51,7 @@ TEST_F(HalfOpenTest, AConnectionThatWentSilentIsMadeAnew) {
 TEST_F(HalfOpenTest, AGateThatAcceptsAndSaysNothingIsPassedOver) {
   int32_t silent_port = 0;
   const UniqueFd silent = ListenOnLoopback(&silent_port);  // the system accepts, nobody reads
+  options_.rpc_timeout_ms = 5000;
   options_.gate_target = absl::StrCat("ipv4:127.0.0.1:", silent_port, ",127.0.0.1:", port_);
   for (int i = 0; i < 5; ++i) {
     const auto request = client::Request::Open(options_, absl::StrCat("r", i), {});

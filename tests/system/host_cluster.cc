@@ -165,10 +165,11 @@ absl::StatusOr<std::unique_ptr<WorkerProcess>> HostCluster::StartWorker(int host
                                                                         const std::string& model,
                                                                         const std::string& mode,
                                                                         int64_t lease_duration_ms) {
-  WorkerPlace place{
-      Path(absl::StrCat("worker-", ++worker_count_, ".log")), network_->words(host), {}};
+  WorkerPlace place{Path(absl::StrCat("worker-", ++worker_count_, ".log")),
+                    network_->words(host),
+                    {absl::StrCat(kWorkerRpcTimeoutMs, "=", 3000)}};
   if (network_->kind() == HostKind::kNamespaces) {
-    place.environment = {absl::StrCat(kWorkerTlsDirectory, "=", certificates_.Path(""))};
+    place.environment.push_back(absl::StrCat(kWorkerTlsDirectory, "=", certificates_.Path("")));
   }
   return WorkerProcess::Start(place, model, mode, lease_duration_ms, options(host));
 }

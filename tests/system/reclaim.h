@@ -22,6 +22,8 @@ struct WorkerPlace {
 };
 // In a worker's environment: the directory of ca.crt, engine.crt and engine.key, for TCP targets.
 inline constexpr char kWorkerTlsDirectory[] = "CERTKV_TEST_TLS_DIRECTORY";
+// There too: milliseconds that a call of mode "chaos" may take; 1000 without it.
+inline constexpr char kWorkerRpcTimeoutMs[] = "CERTKV_TEST_RPC_TIMEOUT_MS";
 
 // One process of certkv-test-worker: a worker on a cache of its own, named `model`.
 class WorkerProcess {

@@ -94,7 +94,8 @@ int Main(int argc, char** argv) {
   spec.model = argv[2];
   const std::string mode = argv[3];
   if (mode == "chaos") {
-    options.rpc_timeout_ms = 1000;
+    const char* const timeout = std::getenv(kWorkerRpcTimeoutMs);
+    options.rpc_timeout_ms = timeout == nullptr ? 1000 : std::atol(timeout);
     options.seal_timeout_ms = 2000;
     Say("holding");  // soon
     RunChaosWorker(options, spec, static_cast<uint32_t>(getpid()));
