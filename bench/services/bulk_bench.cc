@@ -1,14 +1,24 @@
 // certkv-bench-bulk: blocks from one store to another, both in this process, over loopback.
 //
 //   throughput  whole blocks by PullBlocks' path against a plain socket that moves as many bytes
-//               from the same slab, over as many connections, alternating in the same run
+//               from the same slab, over as many connections, alternating in the same run; and the
+//               same under mutual TLS, against the same plain socket
+//   lookup      how long one block takes that another store has, connection and checks included:
+//               what a lookup in a cluster waits where nothing is here
 //   first read  over a link of --link_megabytes a second (a proxy that paces): how long until a
 //               chain can be read, for each order of pulling, and how long a plain socket takes for
 //               the FP16 originals alone, which nobody has checked or quantized then
+//
+// In a network namespace with a queue on its loopback interface all this goes over such a link:
+//   unshare -Urn sh -c 'ip link set lo up; tc qdisc add dev lo root netem delay 1ms loss 0.1%;
+//                       build/release/bin/certkv-bench-bulk'
+// (tbf rate 2gbit burst 1mb latency 10ms where the kernel has no netem).
+#include <stdlib.h>
 #include <sys/socket.h>
 
 #include <algorithm>
 #include <cstdio>
+#include <filesystem>
 #include <memory>
 #include <thread>
 #include <vector>
@@ -29,6 +39,7 @@ ABSL_FLAG(int32_t, blocks, 32, "blocks of a chain");
 ABSL_FLAG(int32_t, link_blocks, 8, "blocks of the chain that goes over the paced link");
 ABSL_FLAG(int32_t, connections, 2, "connections of a pull, and of the plain sockets");
 ABSL_FLAG(int32_t, rounds, 7, "rounds of each measurement; medians are reported");
+ABSL_FLAG(int32_t, lookups, 300, "lookups of one block");
 ABSL_FLAG(int64_t, link_megabytes, 125, "megabytes a second of the paced link");
 ABSL_FLAG(std::string, json, "", "file to write the results to");
 
@@ -65,12 +76,32 @@ double Seconds(const std::function<void()>& call) {
   return static_cast<double>(RealClock()->MonotonicNs() - start) / 1e9;
 }
 
+// A server's and a client's certificate, made by the script that operators use.
+class Certificates {
+ public:
+  Certificates() {
+    char pattern[] = "/tmp/certkv-bench-XXXXXX";
+    CERTKV_CHECK(mkdtemp(pattern) != nullptr, "/tmp can be written");
+    directory_ = pattern;
+    for (const char* words : {"ca", "server 127.0.0.1", "client store read x"}) {
+      const std::string command =
+          absl::StrCat("deploy/tls/make-certificates ", directory_, " ", words, " >/dev/null");
+      CERTKV_CHECK(std::system(command.c_str()) == 0, "run from the root of the repository");
+    }
+  }
+  ~Certificates() { std::filesystem::remove_all(directory_); }
+  std::string Path(const char* name) const { return absl::StrCat(directory_, "/", name); }
+
+ private:
+  std::string directory_;
+};
+
+enum class Wire : uint8_t { kPlain, kTls };
+
 class Stores {
  public:
-  Stores()
-      : blocks_(absl::GetFlag(FLAGS_blocks)),
-        source_(Shape(blocks_), Spec()),
-        target_(Shape(blocks_), Spec()) {
+  explicit Stores(const CacheSpec& spec, int32_t blocks)
+      : blocks_(blocks), source_(Shape(blocks_), spec), target_(Shape(blocks_), spec) {
     writer_ = source_.Attach("writer", kStagingSlots);
     worker_ = target_.Attach("worker", 1);
     for (int32_t first = 0; first < blocks_; first += kStagingSlots) {
@@ -79,20 +110,22 @@ class Stores {
     const auto cache = source_.engine.CacheOf(writer_.session);
     plane_bytes_ = kvstore::PlaneBytesOf(**cache);
     original_bytes_ = kvstore::OriginalBytesOf(**cache);
-    BulkConfig config = Config();
-    config.address = "127.0.0.1:0";
-    server_ = MakePlane(&source_, config);
+    for (const Wire wire : {Wire::kPlain, Wire::kTls}) {
+      BulkConfig config = Config(wire);
+      config.address = "127.0.0.1:0";
+      ServerOf(wire) = MakePlane(&source_, config);
+    }
   }
 
   int64_t plane_bytes() const { return plane_bytes_; }
   int64_t original_bytes() const { return original_bytes_; }
-  int32_t port() const { return server_->port(); }
+  int32_t port(Wire wire = Wire::kPlain) { return ServerOf(wire)->port(); }
   const uint8_t* memory() const { return writer_.backing_memory->base(); }
 
   // From now on pulls go to that port.
-  void Connect(int32_t port) {
+  void Connect(int32_t port, Wire wire = Wire::kPlain) {
     peer_ = absl::StrCat("127.0.0.1:", port);
-    BulkConfig config = Config();
+    BulkConfig config = Config(wire);
     config.peers = peer_;
     client_.reset();
     client_ = MakePlane(&target_, config);
@@ -122,12 +155,22 @@ class Stores {
   }
 
  private:
-  static BulkConfig Config() {
+  BulkConfig Config(Wire wire) const {
     BulkConfig config;
-    config.access.tcp_security = TcpSecurity::kInsecure;
     config.connections = absl::GetFlag(FLAGS_connections);
+    config.access.tcp_security = TcpSecurity::kInsecure;
+    if (wire == Wire::kPlain) return config;
+    config.access.tcp_security = TcpSecurity::kMutualTls;
+    config.access.tls_certificate = certificates_.Path("server.crt");
+    config.access.tls_key = certificates_.Path("server.key");
+    config.access.tls_client_ca = certificates_.Path("ca.crt");
+    config.access.access_file = certificates_.Path("access.yaml");
+    config.peer_ca = certificates_.Path("ca.crt");
+    config.certificate = certificates_.Path("store.crt");
+    config.key = certificates_.Path("store.key");
     return config;
   }
+  std::unique_ptr<BulkPlane>& ServerOf(Wire wire) { return servers_[static_cast<size_t>(wire)]; }
   static std::unique_ptr<BulkPlane> MakePlane(StoreHarness* store, const BulkConfig& config) {
     BulkPlane::Dependencies with;
     with.engine = &store->engine;
@@ -140,6 +183,7 @@ class Stores {
     return *std::move(plane);
   }
 
+  const Certificates certificates_;
   const int32_t blocks_;
   StoreHarness source_;
   StoreHarness target_;
@@ -148,7 +192,7 @@ class Stores {
   int64_t plane_bytes_ = 0;
   int64_t original_bytes_ = 0;
   std::string peer_;
-  std::unique_ptr<BulkPlane> server_;
+  std::unique_ptr<BulkPlane> servers_[2];
   std::unique_ptr<BulkPlane> client_;
 };
 
@@ -196,7 +240,7 @@ double PlainReceive(int32_t port, int64_t bytes, int32_t connections,
   });
 }
 
-nlohmann::json Throughput(Stores* stores) {
+nlohmann::json Throughput(Stores* stores, Wire wire) {
   const int32_t blocks = absl::GetFlag(FLAGS_blocks);
   const int32_t connections = absl::GetFlag(FLAGS_connections);
   const int64_t bytes = blocks * (stores->plane_bytes() + stores->original_bytes());
@@ -204,7 +248,7 @@ nlohmann::json Throughput(Stores* stores) {
   const int64_t each = std::min(bytes / connections, blocks * stores->original_bytes());
   const int64_t plain_bytes = each * connections;
   std::vector<uint8_t> memory(static_cast<size_t>(plain_bytes));
-  stores->Connect(stores->port());
+  stores->Connect(stores->port(wire), wire);
   std::vector<double> pulls;
   std::vector<double> plains;
   std::vector<double> ratios;
@@ -225,6 +269,28 @@ nlohmann::json Throughput(Stores* stores) {
           {"ratio", Median(ratios)},
           {"ratio_least", *std::min_element(ratios.begin(), ratios.end())},
           {"ratio_most", *std::max_element(ratios.begin(), ratios.end())}};
+}
+
+// Of a model of 4 layers with 3 KV heads of 64 channels, blocks of 64 tokens.
+nlohmann::json Lookup(Wire wire) {
+  CacheSpec spec = TinySpec("lookup");
+  spec.kv_head_count = 3;
+  spec.head_dim = 64;
+  spec.value_dim = 64;
+  spec.block_tokens = 64;
+  spec.layers.resize(4);
+  Stores stores(spec, kStagingSlots);
+  stores.Connect(stores.port(wire), wire);
+  std::vector<double> times;
+  for (int32_t i = -20; i < absl::GetFlag(FLAGS_lookups); ++i) {  // some to warm up
+    const double seconds = stores.Pull(1, PullOrder::kWhole);
+    if (i >= 0) times.push_back(seconds);
+  }
+  std::sort(times.begin(), times.end());
+  return {{"lookups", times.size()},
+          {"block_bytes", stores.plane_bytes() + stores.original_bytes()},
+          {"milliseconds_p50", 1e3 * times[times.size() / 2]},
+          {"milliseconds_p99", 1e3 * times[times.size() * 99 / 100]}};
 }
 
 nlohmann::json FirstRead(Stores* stores) {
@@ -264,11 +330,14 @@ nlohmann::json FirstRead(Stores* stores) {
 }
 
 int Main() {
-  Stores stores;
+  Stores stores(Spec(), absl::GetFlag(FLAGS_blocks));
   const nlohmann::json report = {{"run", DescribeRun()},
                                  {"plane_bytes_of_a_block", stores.plane_bytes()},
                                  {"original_bytes_of_a_block", stores.original_bytes()},
-                                 {"throughput", Throughput(&stores)},
+                                 {"throughput", Throughput(&stores, Wire::kPlain)},
+                                 {"throughput_tls", Throughput(&stores, Wire::kTls)},
+                                 {"lookup", Lookup(Wire::kPlain)},
+                                 {"lookup_tls", Lookup(Wire::kTls)},
                                  {"first_read", FirstRead(&stores)}};
   std::printf("%s\n", report.dump(2).c_str());
   return WriteReport(report, absl::GetFlag(FLAGS_json)) ? 0 : 1;

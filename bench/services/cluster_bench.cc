@@ -23,6 +23,8 @@ ABSL_FLAG(double, link_share, 0.7, "share of it that the bulk plane reaches");
 ABSL_FLAG(double, round_trip_us, 100, "between two nodes");
 ABSL_FLAG(std::string, results, "bench/results", "folder of measured costs");
 ABSL_FLAG(std::string, json, "", "file to write the results to");
+ABSL_FLAG(bool, rebalance, false,
+          "only: how many chains change their owner when a node comes or goes, against the ideal");
 
 namespace certkv::bench {
 namespace {
@@ -125,13 +127,17 @@ std::vector<std::pair<std::string, ClusterModelOptions>> Rows() {
   return rows;
 }
 
+cluster::ShardMap MapOf(int nodes) {
+  std::vector<cluster::Node> list;
+  for (int i = 0; i < nodes; ++i) list.push_back({absl::StrCat("node-", i), "x", "", 1, "i"});
+  return cluster::ShardMap(std::move(list), 1);
+}
+
 // What finding an owner costs.
 json OwnerCosts() {
   json rows = json::array();
   for (const int nodes : {10, 100, 1000}) {
-    std::vector<cluster::Node> list;
-    for (int i = 0; i < nodes; ++i) list.push_back({absl::StrCat("node-", i), "x", "", 1, "i"});
-    const cluster::ShardMap map(std::move(list), 1);
+    const cluster::ShardMap map = MapOf(nodes);
     constexpr int kLookups = 2000;
     BlockKey key{};
     size_t sum = 0;
@@ -149,7 +155,43 @@ json OwnerCosts() {
   return rows;
 }
 
+// Of 100,000 chains. The ideal is what a node that comes is to own, and one that goes owned: 1 / N
+// of the larger cluster. What moves between two others is waste.
+json Rebalance() {
+  constexpr int kChains = 100'000;
+  json rows = json::array();
+  std::printf("%8s %12s %12s %12s\n", "nodes", "moved %", "ideal %", "waste %");
+  for (const int nodes : {3, 10, 100, 1000}) {
+    const cluster::ShardMap without = MapOf(nodes);
+    const cluster::ShardMap with = MapOf(nodes + 1);
+    const std::string last = absl::StrCat("node-", nodes);
+    int moved = 0;
+    int waste = 0;
+    BlockKey key{};
+    for (int i = 0; i < kChains; ++i) {
+      for (int byte = 0; byte < 4; ++byte) key.bytes[byte] = static_cast<uint8_t>(i >> 8 * byte);
+      const std::string& before = without.OwnerOf(key)->name;
+      const std::string& after = with.OwnerOf(key)->name;
+      if (before == after) continue;
+      ++moved;
+      if (after != last) ++waste;
+    }
+    rows.push_back({{"nodes", nodes},
+                    {"chains", kChains},
+                    {"moved_share", static_cast<double>(moved) / kChains},
+                    {"ideal_share", 1.0 / (nodes + 1)},
+                    {"waste_share", static_cast<double>(waste) / kChains}});
+    std::printf("%8d %12.3f %12.3f %12.3f\n", nodes, 100.0 * moved / kChains, 100.0 / (nodes + 1),
+                100.0 * waste / kChains);
+  }
+  return rows;
+}
+
 int Main() {
+  if (absl::GetFlag(FLAGS_rebalance)) {
+    const json report = {{"run", DescribeRun()}, {"rows", Rebalance()}};
+    return WriteReport(report, absl::GetFlag(FLAGS_json)) ? 0 : 1;
+  }
   const ClusterModelOptions inputs = Inputs();
   json report = {{"run", DescribeRun()},
                  {"inputs",

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Writes the tables and the picture of docs/scaling.md from cluster.json and membership.json.
+"""Writes the tables and the picture of docs/scaling.md from cluster.json, rebalance.json and
+membership.json.
 
 usage: write_scaling.py [--check] RESULTS_FOLDER DOCS_FOLDER
 
-Replaces what stands between each line `<!-- NAME -->` (inputs, sizes, choices, membership) and the
-next `<!-- end -->`, and writes scaling.svg. --check changes nothing and fails when either differs.
+Replaces what stands between each line `<!-- NAME -->` (inputs, sizes, choices, rebalance,
+membership) and the next `<!-- end -->`, and writes scaling.svg. --check changes nothing and fails when either differs.
 """
 import math
 import pathlib
@@ -83,6 +84,14 @@ def membership_table(rows):
                     for row in rows]
 
 
+def rebalance_table(rows):
+    lines = ["| nodes, and one that comes or goes | chains that move, % | ideal, % | of them between others, % |",
+             "|---|---|---|---|"]
+    return lines + [f"| {row['nodes']:,} | {100 * row['moved_share']:.2f} "
+                    f"| {100 * row['ideal_share']:.2f} | {100 * row['waste_share']:.2f} |"
+                    for row in rows]
+
+
 def text(x, y, words, anchor="middle", color="#333"):
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{color}">{words}</text>'
 
@@ -142,6 +151,7 @@ def main():
     words = replace(words, "inputs", input_table(cluster))
     words = replace(words, "sizes", size_table(rows))
     words = replace(words, "choices", choice_table(rows))
+    words = replace(words, "rebalance", rebalance_table(load(results, "rebalance")["rows"]))
     words = replace(words, "membership", membership_table(load(results, "membership")["rows"]))
     write(page, words, check)
     write(docs / "scaling.svg", picture(rows), check)
