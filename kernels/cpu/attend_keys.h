@@ -21,6 +21,7 @@
 #define CERTKV_KERNELS_CPU_ATTEND_KEYS_H_
 
 #include <cstdint>
+#include <type_traits>
 
 #include "kernels/cpu/attend_math.h"
 #include "kernels/cpu/attend_quad.h"
@@ -153,8 +154,8 @@ template <typename V>
 }
 
 // Makes the query terms of heads [head, head + count) for a tile, count <= kQuadHeads.
-template <typename V>
-[[gnu::always_inline]] inline FoldedWidths FoldQueries(AttendState& s, int head, int count,
+template <typename V, typename Count>
+[[gnu::always_inline]] inline FoldedWidths FoldQueries(AttendState& s, int head, Count count,
                                                        float middle_norm) {
   alignas(64) float folded[kQuadHeads * kRow];
   typename V::F maxima[kQuadHeads];
@@ -169,14 +170,14 @@ template <typename V>
     magnitudes[h] = row.sum;
     middles[h] = row.middles;
   }
-  const Quad max_term = MaxOfEach<V>(maxima);
+  const Quad max_term = MaxOfEach<V>(maxima, count);
   // Below 2^-90 the reciprocal could overflow: terms are 0 then, and all of x is left out.
   const QuadInt usable = max_term > 0x1p-90f;
   const Quad none = {};
   const Quad inverse = usable ? V::kQueryTermMax / max_term : none;
   const Quad unit = usable ? max_term / V::kQueryTermMax : none;
   StoreQuad(s.term_unit + head, unit);
-  StoreQuad(s.term_base + head, SumOfEach<V>(middles));
+  StoreQuad(s.term_base + head, SumOfEach<V>(middles, count));
   typename V::I term_sums[kQuadHeads];
   ClearFrom(count, term_sums);
   for (int h = 0; h < count; ++h) {
@@ -184,13 +185,17 @@ template <typename V>
   }
   // Without sign, because terms of logits that overflow are arbitrary (their width is infinite).
   int32_t sums[kQuadHeads];
-  V::ReduceAddI4(term_sums[0], term_sums[1], term_sums[2], term_sums[3], sums);
-  for (int h = 0; h < kQuadHeads; ++h) {
+  if constexpr (std::is_same_v<Count, OneHead>) {
+    sums[0] = V::ReduceAddI(term_sums[0]);
+  } else {
+    V::ReduceAddI4(term_sums[0], term_sums[1], term_sums[2], term_sums[3], sums);
+  }
+  for (int h = 0; h < count; ++h) {
     s.term_bias[head + h] = static_cast<int32_t>(-128u * static_cast<uint32_t>(sums[h]));
   }
   if constexpr (!V::kCertified) return {none, none};
 
-  const Quad sum = SumOfEach<V>(magnitudes);
+  const Quad sum = SumOfEach<V>(magnitudes, count);
   const auto d = static_cast<float>(s.head_dim);
   const Quad rounding = usable ? 65.0f * d * unit : 128.0f * sum;
   const Quad product = LoadQuad(s.heads.query_norm + head) * middle_norm;

@@ -4,10 +4,12 @@
 #define CERTKV_KERNELS_CPU_ATTEND_QUAD_H_
 
 #include <cstdint>
+#include <type_traits>
 
 #include "kernels/core/limits.h"
 #include "kernels/core/tile_layout.h"
 #include "kernels/cpu/attend_state.h"
+#include "kernels/cpu/unroll.h"
 
 namespace certkv::cpu {
 
@@ -72,15 +74,21 @@ template <typename Row>
   for (int h = count; h < kQuadHeads; ++h) rows[h] = Row{};
 }
 
-// Lane h: the sum, or the maximum, over x[h].
-template <typename V>
-[[gnu::always_inline]] inline Quad SumOfEach(const typename V::F* x) {
+// How many heads a function takes at once is an int, or this where it is known to be one: kernels
+// for a single head per KV head wait for memory, and then for every instruction between its loads.
+using OneHead = Index<1>;
+
+// Lane h: the sum, or the maximum, over x[h]. With OneHead over x[0] alone.
+template <typename V, typename Count = int>
+[[gnu::always_inline]] inline Quad SumOfEach(const typename V::F* x, Count = kQuadHeads) {
+  if constexpr (std::is_same_v<Count, OneHead>) return Quad{V::ReduceAdd(x[0])};
   float out[kQuadHeads];
   V::ReduceAdd4(x[0], x[1], x[2], x[3], out);
   return LoadQuad(out);
 }
-template <typename V>
-[[gnu::always_inline]] inline Quad MaxOfEach(const typename V::F* x) {
+template <typename V, typename Count = int>
+[[gnu::always_inline]] inline Quad MaxOfEach(const typename V::F* x, Count = kQuadHeads) {
+  if constexpr (std::is_same_v<Count, OneHead>) return Quad{V::ReduceMax(x[0])};
   float out[kQuadHeads];
   V::ReduceMax4(x[0], x[1], x[2], x[3], out);
   return LoadQuad(out);
@@ -89,6 +97,7 @@ template <typename V>
 // Calls body(head, count) for the heads of a group, kQuadHeads at a time.
 template <typename Body>
 [[gnu::always_inline]] inline void ForQuads(int group_size, const Body& body) {
+  if (group_size == 1) return body(0, OneHead());
   for (int head = 0; head < group_size; head += kQuadHeads) {
     const int left = group_size - head;
     body(head, left < kQuadHeads ? left : kQuadHeads);

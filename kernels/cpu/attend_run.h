@@ -102,8 +102,8 @@ template <typename V>
 }
 
 // Widths of heads [head, head + count) for the stored keys of a tile, and their query terms.
-template <typename V>
-[[gnu::always_inline]] inline QuadWidths PrepareQueries(AttendState& s, int head, int count,
+template <typename V, typename Count>
+[[gnu::always_inline]] inline QuadWidths PrepareQueries(AttendState& s, int head, Count count,
                                                         const TileHeader& header, bool affine,
                                                         float middle_norm) {
   const TileLayout& layout = *s.args->layout;
@@ -144,7 +144,7 @@ void ScoreTile(AttendState& s, const Unit& unit, const UnitSources& sources, Qua
     const float middle_norm = affine ? LoadScales<V>(s, tile.scan) : 0.0f;
     if (V::kCertified && layout.witness_bands > 0) LoadWitness<V>(s, tile.scan);
     ForQuads(
-        args.group_size, [&](int head, int count) __attribute__((always_inline)) {
+        args.group_size, [&](int head, auto count) __attribute__((always_inline)) {
           widths[head / kQuadHeads] =
               PrepareQueries<V>(s, head, count, *header, affine, middle_norm);
           AskBetweenLoops<V>(prefetch);
@@ -285,7 +285,7 @@ void RunTile(AttendState& s, int tile_index, Prefetcher<V>& prefetch) {
       V::kCertified && args.layout->witness_bands > 0 && s.result->top_half_width != nullptr;
   uint32_t reading = 0;
   ForQuads(
-      args.group_size, [&](int head, int count) __attribute__((always_inline)) {
+      args.group_size, [&](int head, auto count) __attribute__((always_inline)) {
         uint32_t stored_keys = 0;
         uint32_t quantized = 0;
         for (int h = 0; h < count; ++h) {
@@ -335,7 +335,7 @@ void RunTail(AttendState& s, int chunk) {
   unit.last = rows_count;
 
   ForQuads(
-      args.group_size, [&](int head, int count) __attribute__((always_inline)) {
+      args.group_size, [&](int head, auto count) __attribute__((always_inline)) {
         QuadWidths widths = {};  // residuals are 0
         for (int h = 0; h < count; ++h) {
           widths.slack[h] = ScoreOriginals<V>(s, keys, args.tail_key_stride, rows_count, head + h);

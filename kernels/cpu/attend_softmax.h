@@ -83,8 +83,8 @@ struct QuadTops {
 };
 
 // Of heads [head, head + count), from s.scores.
-template <typename V>
-[[gnu::always_inline]] inline QuadTops TopLogits(const AttendState& s, int head, int count) {
+template <typename V, typename Count>
+[[gnu::always_inline]] inline QuadTops TopLogits(const AttendState& s, int head, Count count) {
   constexpr int kPer = TileWeights<V>::kPerSubBlock;
   QuadTops tops;
   ClearFrom(count, tops.by_head.row);
@@ -220,10 +220,11 @@ template <typename V>
 // 15-bit weights of quantized values, of the lanes in `quantized`, from s.scores. What their
 // rounding takes from the weights' sum is put back at the middle code, so that only |code - middle|
 // <= levels / 2 meets the error of a weight.
-template <typename V>
-[[gnu::always_inline]] inline void RoundQuad(AttendState& s, int head, uint32_t quantized,
-                                             const typename V::F* maxima, typename V::F* zeros) {
-  const Quad max_weight = MaxOfEach<V>(maxima);
+template <typename V, typename Count>
+[[gnu::always_inline]] inline void RoundQuad(AttendState& s, int head, Count count,
+                                             uint32_t quantized, const typename V::F* maxima,
+                                             typename V::F* zeros) {
+  const Quad max_weight = MaxOfEach<V>(maxima, count);
   const QuadInt usable = max_weight > 0x1p-90f;
   const Quad none = {};
   const Quad unit_weight = usable ? max_weight * (1.0f / kWeightMax) : none;
@@ -231,7 +232,8 @@ template <typename V>
   StoreQuad(s.weight_unit + head, unit_weight);
   typename V::F errors[kQuadHeads];
   const typename V::F middle = V::Set(0.5f * s.value_levels);
-  for (int h = 0; h < kQuadHeads; ++h) {
+  ClearFrom(count, errors);
+  for (int h = 0; h < count; ++h) {
     errors[h] = V::Zero();
     if ((quantized >> h & 1) == 0) continue;
     const int row = (head + h) * kTileTokens;
@@ -240,17 +242,18 @@ template <typename V>
     zeros[h] = V::MulAdd(sums.lost, middle, zeros[h]);
     errors[h] = sums.error;
   }
-  AddTo(s.heads.zero + head, Widen(SumOfEach<V>(zeros)));
+  AddTo(s.heads.zero + head, Widen(SumOfEach<V>(zeros, count)));
   if constexpr (!V::kCertified) return;
   AddTo(s.heads.weight_error + head,
-        Widen(SumOfEach<V>(errors)) * (1 + 0x1p-16) +
+        Widen(SumOfEach<V>(errors, count)) * (1 + 0x1p-16) +
             Widen(unit_weight) * (kTileTokens * double{kWeightErrorSlack}));
 }
 
 // Writes the atoms of a unit: `mass` by head, relative to 2^refs.
-[[gnu::always_inline]] inline void WriteAtoms(AttendState& s, int head, int count, const Unit& unit,
-                                              const QuadTops& tops, const QuadRows& mass,
-                                              const QuadRows& refs) {
+template <typename Count>
+[[gnu::always_inline]] inline void WriteAtoms(AttendState& s, int head, Count count,
+                                              const Unit& unit, const QuadTops& tops,
+                                              const QuadRows& mass, const QuadRows& refs) {
   const AttendResult& result = *s.result;
   const int64_t at = int64_t{head} * s.atom_count + unit.first_atom;
   if (unit.atoms == 1) {
@@ -274,7 +277,8 @@ template <typename V>
 
 // What a unit adds to the sums that bound errors; `mass`, by sub-block, is that of the values read,
 // `total` its sum, `eta` what faint atoms add to the sum of mass * eta.
-[[gnu::always_inline]] inline void AddErrorSums(AttendState& s, int head, int count,
+template <typename Count>
+[[gnu::always_inline]] inline void AddErrorSums(AttendState& s, int head, Count count,
                                                 const Unit& unit, uint32_t quantized,
                                                 const QuadRows& mass, Quad total, DoubleQuad eta) {
   HeadStates& heads = s.heads;
@@ -307,8 +311,8 @@ template <typename V>
 // Logits of heads [head, head + count) in s.scores (-infinity outside the range) become weights: in
 // s.weights for the lanes in `quantized` (bit h), whose values are quantized, in s.scores for the
 // others. Bit h of the result is 0 where every weight is 0, so that no value needs to be read.
-template <typename V>
-[[gnu::always_inline]] inline uint32_t WeighHeads(AttendState& s, int head, int count,
+template <typename V, typename Count>
+[[gnu::always_inline]] inline uint32_t WeighHeads(AttendState& s, int head, Count count,
                                                   const Unit& unit, const QuadTops& tops,
                                                   uint32_t quantized) {
   HeadStates& heads = s.heads;
@@ -370,7 +374,7 @@ template <typename V>
   if (quantized != 0) {
     ClearFrom(count, maxima);
     ClearFrom(count, zeros);
-    RoundQuad<V>(s, head, quantized, maxima, zeros);
+    RoundQuad<V>(s, head, count, quantized, maxima, zeros);
   }
   return LaneBits((total > 0.0f) & active);
 }

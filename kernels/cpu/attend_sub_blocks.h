@@ -27,14 +27,15 @@ struct FoldedTile {
 template <typename V>
 void FoldTile(AttendState& s, int g, int32_t tile, FoldedTile* folded) {
   const uint8_t* scan = s.args->tiles[tile].scan;
-  const FoldedWidths widths = FoldQueries<V>(s, g, 1, LoadScales<V>(s, scan));
+  const FoldedWidths widths = FoldQueries<V>(s, g, OneHead(), LoadScales<V>(s, scan));
   folded->tile = tile;
   folded->slack = widths.slack[0];
   Quad residual[kSubBlocksPerTile] = {widths.residual, widths.residual, widths.residual,
                                       widths.residual};
   if (s.args->layout->witness_bands > 0) {
     LoadWitness<V>(s, scan);
-    ApplyWitness<V>(s, g, 1, reinterpret_cast<const TileHeader*>(scan)->witness_exponent, residual);
+    ApplyWitness<V>(s, g, OneHead(), reinterpret_cast<const TileHeader*>(scan)->witness_exponent,
+                    residual);
   }
   for (int b = 0; b < kSubBlocksPerTile; ++b) folded->width[b] = residual[b][0] + folded->slack;
 }
@@ -172,9 +173,9 @@ void ReadBatch(AttendState& s, int g, const int32_t* batch, int count, int ahead
   V::ReduceMax4(scale_max, zero_max, scale_max, zero_max, maxima);
   unit.rotated_reach = s.value_levels * maxima[0] + maxima[1];
 
-  const uint32_t poisoned = BoundHeads<V>(s, g, 1, unit, widths);
+  const uint32_t poisoned = BoundHeads<V>(s, g, OneHead(), unit, widths);
   for (int k = 0; k < count; ++k) HideOutside(s, g, k, batch[k]);
-  const uint32_t reading = WeighHeads<V>(s, g, 1, unit, TopLogits<V>(s, g, 1), 1);
+  const uint32_t reading = WeighHeads<V>(s, g, OneHead(), unit, TopLogits<V>(s, g, OneHead()), 1);
   if (poisoned != 0) PoisonAtoms(s, g, unit);
   if (reading == 0) return;
   Prefetcher<V> none = {nullptr, nullptr, nullptr, nullptr, 0, 0};

@@ -40,7 +40,8 @@ struct QuadWidths {
 }
 
 // Writes one row per atom of the unit to those of heads [head, head + count) in `out`.
-[[gnu::always_inline]] inline void StoreAtoms(const AttendState& s, int head, int count,
+template <typename Count>
+[[gnu::always_inline]] inline void StoreAtoms(const AttendState& s, int head, Count count,
                                               const Unit& unit, const Quad* atoms, float* out) {
   float* at = out + int64_t{head} * s.atom_count + unit.first_atom;
   if (unit.atoms == 1) {
@@ -53,8 +54,8 @@ struct QuadWidths {
 
 // Caps the logits of heads [head, head + count), hides those outside the range and writes the
 // half-widths of the atoms. Bit h of the result: the logits of lane h can't be used.
-template <typename V>
-[[gnu::always_inline]] inline uint32_t BoundHeads(AttendState& s, int head, int count,
+template <typename V, typename Count>
+[[gnu::always_inline]] inline uint32_t BoundHeads(AttendState& s, int head, Count count,
                                                   const Unit& unit, const QuadWidths& widths) {
   const AttendArgs& args = *s.args;
   const Quad slack = SlackOf(args, widths);

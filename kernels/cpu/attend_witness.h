@@ -54,8 +54,8 @@ void LoadWitness(AttendState& s, const uint8_t* scan) {
 }
 
 // Lowers residual[b] to the largest witness half-width of sub-block b's tokens.
-template <typename V>
-[[gnu::always_inline]] inline void ApplyWitness(const AttendState& s, int head, int count,
+template <typename V, typename Count>
+[[gnu::always_inline]] inline void ApplyWitness(const AttendState& s, int head, Count count,
                                                 int exponent, Quad* residual) {
   const float scale = WitnessScale(exponent);
   if (scale == 0.0f) return;
