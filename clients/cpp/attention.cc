@@ -10,6 +10,7 @@
 #include "absl/time/clock.h"
 #include "certkv/certifier/v1/certifier.grpc.pb.h"
 #include "clients/cpp/certifier_link.h"
+#include "clients/cpp/now.h"
 #include "clients/cpp/rpc.h"
 #include "clients/cpp/stream_watchdog.h"
 #include "kernels/core/limits.h"
@@ -187,7 +188,7 @@ absl::Status AttentionImpl::OpenView(const PolicyLease& lease) {
   }
   const bool whole = block_count == sequence_.blocks().size();  // else UpdateView sends the rest
   if (whole) SetTail(request.mutable_tail());
-  *request.mutable_policy() = PolicyLeaseToProto(lease, absl::ToUnixMillis(absl::Now()));
+  *request.mutable_policy() = PolicyLeaseToProto(lease, NowMs());
   request.set_tenant(worker_.options().tenant);
   v1::OpenViewResponse response;
   const absl::Status status = link_.OpenView(request_.traceparent(), request, &response);
@@ -214,7 +215,7 @@ absl::Status AttentionImpl::UpdateView(const PolicyLease& lease) {
     whole = end == sequence_.blocks().size();
     v1::Tail* tail = request.mutable_tail();
     if (whole) SetTail(tail);  // else there is none: it comes after the last block
-    *request.mutable_policy() = PolicyLeaseToProto(lease, absl::ToUnixMillis(absl::Now()));
+    *request.mutable_policy() = PolicyLeaseToProto(lease, NowMs());
     v1::UpdateViewResponse response;
     CERTKV_RETURN_IF_ERROR(CallUnary(
         worker_.options().rpc_timeout_ms, Retry::kNever, [&](grpc::ClientContext& context) {

@@ -4,15 +4,10 @@
 #include <utility>
 #include <vector>
 
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "clients/cpp/now.h"
 
 namespace certkv::client {
-namespace {
-
-int64_t NowMs() { return absl::ToUnixMillis(absl::Now()); }
-
-}  // namespace
 
 LeaseKeeper::LeaseKeeper(int64_t lease_duration_ms, Renew renew)
     : lease_duration_ms_(lease_duration_ms),

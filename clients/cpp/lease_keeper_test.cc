@@ -6,12 +6,11 @@
 
 #include "absl/time/clock.h"
 #include "clients/cpp/lease_book.h"
+#include "clients/cpp/now.h"
 #include "kernels/core/status.h"
 
 namespace certkv::client {
 namespace {
-
-int64_t NowMs() { return absl::ToUnixMillis(absl::Now()); }
 
 TEST(LeaseExpireTimeTest, TheStoresTimeHoldsWhereClocksAgree) {
   EXPECT_EQ(LeaseExpireTime(1000, 1020, 500, 1510), 1510);

@@ -49,10 +49,9 @@ Options ResolveTargets(const Options& options);
 // "ipv6:...", "dns:///name:7003", "xds:///name:7003"; a plain "host:7003" is one.
 bool IsReplicated(absl::string_view target);
 
-// The addresses of a list, in their order from the one on
-// that `random` chooses; other targets as they are. gRPC connects to the first that answers, and
-// goes on to the next when it is gone. So clients spread over all, and all calls of a client's
-// channel meet one of them.
+// The addresses of a list, in their order from the one on that `random` chooses; other targets as
+// they are. gRPC connects to the first that answers, and goes on to the next when it is gone. So
+// clients spread over all, and all calls of a client's channel meet one of them.
 std::string StartAnywhere(const std::string& target, uint64_t random);
 
 // Can calls be made with these files?

@@ -8,8 +8,8 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
-#include "absl/time/clock.h"
 #include "certkv/gate/v1/gate.grpc.pb.h"
+#include "clients/cpp/now.h"
 #include "clients/cpp/report_book.h"
 #include "clients/cpp/rpc.h"
 #include "clients/cpp/stream_watchdog.h"
@@ -27,8 +27,6 @@ namespace v1 = certkv::gate::v1;
 constexpr int32_t kCertificatesPerBatch = 4096;  // about 300 KB on the wire
 const absl::Duration kReconnectBackoff = absl::Milliseconds(100);
 const absl::Duration kCloseOnDestruction = absl::Seconds(1);
-
-int64_t NowMs() { return absl::ToUnixMillis(absl::Now()); }
 
 RiskSummary SummaryFromProto(const v1::RequestRisk& risk) {
   RiskSummary summary;
@@ -83,8 +81,7 @@ v1::ReportRequest ReportToProto(const std::string& name, int64_t reporter_id,
   return batch;
 }
 
-// A lease that is malformed is none.
-// `asked_ms`: before the report was sent.
+// A lease that is malformed is none. `asked_ms` is from before the report was sent.
 ReportAnswer AnswerFromProto(const v1::ReportResponse& response, int64_t asked_ms) {
   ReportAnswer answer;
   answer.batch_number = response.batch_number();

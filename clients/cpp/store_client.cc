@@ -1,8 +1,7 @@
 #include "clients/cpp/store_client.h"
 
-#include "absl/time/clock.h"
-#include "absl/time/time.h"
 #include "clients/cpp/lease_book.h"
+#include "clients/cpp/now.h"
 #include "clients/cpp/rpc.h"
 #include "kernels/core/status.h"
 #include "services/common/call_trace.h"
@@ -13,8 +12,6 @@ namespace certkv::client {
 namespace {
 
 namespace v1 = certkv::kvstore::v1;
-
-int64_t NowMs() { return absl::ToUnixMillis(absl::Now()); }
 
 // `asked_ms` is from before the call, which asked for leases of `duration_ms`.
 template <typename Response>
