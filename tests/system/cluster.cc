@@ -8,7 +8,6 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <sstream>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -16,6 +15,7 @@
 #include "certkv/kvstore/v1/kvstore.grpc.pb.h"
 #include "clients/cpp/rpc.h"
 #include "kernels/core/status.h"
+#include "tests/support/file_content.h"
 
 namespace certkv {
 
@@ -147,10 +147,8 @@ absl::Status Cluster::Stop() {
 std::string Cluster::Logs() const {
   std::string text;
   for (const Server& server : servers_) {
-    std::ifstream file(absl::StrCat(directory_, "/", server.program, ".log"));
-    std::stringstream content;
-    content << file.rdbuf();
-    absl::StrAppend(&text, "--- ", server.program, "\n", content.str());
+    absl::StrAppend(&text, "--- ", server.program, "\n",
+                    ContentOf(absl::StrCat(directory_, "/", server.program, ".log")));
   }
   return text;
 }

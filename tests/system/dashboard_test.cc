@@ -9,10 +9,8 @@
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <random>
-#include <sstream>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -22,6 +20,7 @@
 #include "clients/cpp/rpc.h"
 #include "services/common/convert.h"
 #include "tests/support/browser.h"
+#include "tests/support/file_content.h"
 #include "tests/support/http_client.h"
 #include "tests/system/system_fixture.h"
 
@@ -32,13 +31,6 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 
 constexpr char kEvilLabel[] = "<img src=x onerror=\"document.title='broken'\"><b>bold</b>";
-
-std::string ReadFile(const std::string& path) {
-  std::ifstream file(path);
-  std::stringstream content;
-  content << file.rdbuf();
-  return content.str();
-}
 
 class DashboardTest : public SystemTest {
  protected:
@@ -60,7 +52,7 @@ class DashboardTest : public SystemTest {
         "--user-data-dir=", cluster_->directory(), "/browser ", flags, " '", url, "' > ", out,
         " 2>/dev/null");
     EXPECT_EQ(std::system(command.c_str()), 0) << command;
-    return ReadFile(out);
+    return ContentOf(out);
   }
   std::string Dom(const std::string& url) { return Browse(url, "--dump-dom"); }
   void Screenshot(const std::string& url, const std::string& name, int width, int height) {

@@ -5,7 +5,6 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <sstream>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -16,6 +15,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "kernels/core/status.h"
+#include "tests/support/file_content.h"
 #include "tests/system/cluster.h"
 
 namespace certkv {
@@ -32,13 +32,6 @@ constexpr char kGateName[] = "gates.certkv.test";
 
 // Loopback hosts share 127.0.0.1.
 int MetricsPort(int host) { return kMetricsPort + host; }
-
-std::string ContentOf(const std::string& path) {
-  std::ifstream file(path);
-  std::stringstream content;
-  content << file.rdbuf();
-  return content.str();
-}
 
 }  // namespace
 

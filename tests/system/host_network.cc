@@ -4,7 +4,6 @@
 
 #include <cstdlib>
 #include <fstream>
-#include <sstream>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -12,6 +11,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "kernels/core/status.h"
+#include "tests/support/file_content.h"
 
 namespace certkv {
 namespace {
@@ -20,13 +20,6 @@ constexpr char kNsenter[] = "/usr/bin/nsenter";
 constexpr char kUnshare[] = "/usr/bin/unshare";
 constexpr char kNetem[] = "netem delay 40ms 10ms loss 1%";
 constexpr char kTbf[] = "tbf rate 8mbit burst 16kb latency 200ms";
-
-std::string ContentOf(const std::string& path) {
-  std::ifstream file(path);
-  std::stringstream content;
-  content << file.rdbuf();
-  return content.str();
-}
 
 }  // namespace
 

@@ -23,6 +23,7 @@
 #include "absl/time/time.h"
 #include "kernels/core/slab_layout.h"
 #include "tests/support/etcd_server.h"
+#include "tests/support/file_content.h"
 #include "tests/support/http_client.h"
 #include "tests/system/system_fixture.h"
 
@@ -43,13 +44,6 @@ const std::set<std::string> kAbsent = {
     "certkv_kvstore_disk_blocks_total",       "certkv_kvstore_disk_open_info",
     "certkv_kvstore_disk_opening_blocks",     "certkv_kvstore_disk_opening_bytes",
     "certkv_kvstore_tenant_disk_bytes",       "certkv_kvstore_tenant_disk_limit_bytes"};
-
-std::string ReadFile(const std::string& path) {
-  std::ifstream file(path);
-  std::stringstream content;
-  content << file.rdbuf();
-  return content.str();
-}
 
 std::set<std::string> MetricNamesIn(const std::string& text) {
   const std::string prefix = "certkv_";
@@ -91,7 +85,7 @@ class PrometheusTest : public SystemTest {
     const std::string directory = cluster_->directory();
     const std::string rules = std::filesystem::absolute("deploy/prometheus/certkv.rules.yml");
     // The shipped file, but quicker, and with the port of this test.
-    std::string config = ReadFile("deploy/prometheus/prometheus.yml");
+    std::string config = ContentOf("deploy/prometheus/prometheus.yml");
     config =
         absl::StrReplaceAll(config, {{"15s", "500ms"},
                                      {"127.0.0.1:9464", absl::StrCat("127.0.0.1:", http_port_)},
@@ -113,7 +107,7 @@ class PrometheusTest : public SystemTest {
   }
   // Every query of the dashboard has data.
   void CheckDashboard() {
-    const json dashboard = json::parse(ReadFile("deploy/grafana/certkv.json"));
+    const json dashboard = json::parse(ContentOf("deploy/grafana/certkv.json"));
     int query_count = 0;
     for (const json& panel : dashboard["panels"]) {
       if (!panel.contains("targets")) continue;
@@ -133,7 +127,7 @@ class PrometheusTest : public SystemTest {
   }
   // Queries of the dashboard that name what is absent without a disk or other nodes.
   static std::set<std::string> QueriesOfDiskAndNodes() {
-    const json dashboard = json::parse(ReadFile("deploy/grafana/certkv.json"));
+    const json dashboard = json::parse(ContentOf("deploy/grafana/certkv.json"));
     std::set<std::string> queries;
     for (const json& panel : dashboard["panels"]) {
       for (const json& target : panel.value("targets", json::array())) {
@@ -302,16 +296,16 @@ TEST_P(PrometheusTest, EveryMetricOfTheDocsIsThereAfterARead) {
                 "certkv_kvstore_tenant_bytes{tenant=\"acme\",tier=\"backing\"} ", 2 * slot_bytes)));
   EXPECT_THAT(text, testing::HasSubstr("certkv_certifier_tokens_total{what=\"skipped\"} 0"));
   const std::set<std::string> told = MetricNamesIn(text);
-  for (const std::string& name : MetricNamesIn(ReadFile("docs/metrics.md"))) {
+  for (const std::string& name : MetricNamesIn(ContentOf("docs/metrics.md"))) {
     EXPECT_EQ(told.count(name) > 0, kAbsent.count(name) == 0) << name;
   }
   for (const std::string& name : told) {
-    EXPECT_THAT(ReadFile("docs/metrics.md"), ::testing::HasSubstr(name)) << name;
+    EXPECT_THAT(ContentOf("docs/metrics.md"), ::testing::HasSubstr(name)) << name;
   }
 
   // Lines of the log are JSON; the caller's trace is in those of all three services.
   std::set<std::string> traced;
-  std::istringstream log(ReadFile(cluster_->directory() + "/certkvd.log"));
+  std::istringstream log(ContentOf(cluster_->directory() + "/certkvd.log"));
   for (std::string line; std::getline(log, line);) {
     const json entry = json::parse(line, nullptr, false);
     ASSERT_FALSE(entry.is_discarded()) << line;

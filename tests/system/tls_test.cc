@@ -11,7 +11,6 @@
 #include <filesystem>
 #include <fstream>
 #include <set>
-#include <sstream>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -24,6 +23,7 @@
 #include "kernels/core/fd_protocol.h"
 #include "kernels/core/shared_memory.h"
 #include "kernels/core/status.h"
+#include "tests/support/file_content.h"
 #include "tests/system/certificates.h"
 #include "tests/system/cluster.h"
 #include "tests/system/system_fixture.h"
@@ -34,12 +34,6 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::IsSupersetOf;
-
-std::string ReadText(const std::string& path) {
-  std::ostringstream text;
-  text << std::ifstream(path).rdbuf();
-  return text.str();
-}
 
 // One server of the build, with a config file.
 class ListeningServer {
@@ -67,7 +61,7 @@ class ListeningServer {
       absl::SleepFor(absl::Milliseconds(10));
     }
   }
-  std::string Log() const { return ReadText(Path("log")); }
+  std::string Log() const { return ContentOf(Path("log")); }
   std::string Path(const std::string& name) const { return directory_ + "/" + name; }
   pid_t pid() const { return process_->pid(); }
   bool IsRunning() const { return process_->CheckRunning().ok(); }
