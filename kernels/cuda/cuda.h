@@ -10,6 +10,11 @@ namespace certkv::cuda {
 // Is there a GPU that the kernels run on? Errors: FailedPrecondition [DEVICE_MISSING].
 absl::Status CheckDevice();
 
+// Makes this machine's GPUs those of the process: RegisterDevice and RegisterDeviceRuntime.
+// Errors: FailedPrecondition [DEVICE_MISSING], there is none, or the program was built without
+// CUDA; then nothing was registered.
+absl::Status UseDevice();
+
 // The kernels behind the contracts of kernels/ops, on the current device; for RegisterDevice.
 const DeviceOps& HostMemoryOps();
 
