@@ -23,7 +23,7 @@ __device__ void BeginHead(const AttendRead& read, const BlockMemory& memory, int
   double square = 0;
   double band_square[kWitnessBandsMax] = {};
   for (int i = lane; i < layout.head_dim; i += 32) {
-    const double q = read.args.queries[g * layout.head_dim + i];
+    const double q = QueryAt(read, g * layout.head_dim + i);
     square += q * q;
     if (bands == 0) continue;
     const int own =
@@ -48,7 +48,7 @@ __device__ void BeginBlock(const AttendRead& read, const BlockMemory& memory) {
   const TileLayout& layout = read.layout;
   const int heads = args.group_size;
   for (int n = ThreadIndex(); n < heads * layout.head_dim; n += kBlockThreads) {
-    memory.queries[n] = args.queries[n] * args.logit_scale;
+    memory.queries[n] = QueryAt(read, n) * args.logit_scale;
   }
   const int rotated_count = HasRotatedValues(layout) ? kWarps * heads * layout.value_dim : 0;
   for (int n = ThreadIndex(); n < rotated_count; n += kBlockThreads) memory.rotated[n] = 0;
@@ -208,12 +208,13 @@ cudaError_t LaunchSplit(const AttendPlan& plan, const AttendRead* reads, cudaStr
 }  // namespace
 
 AttendRead PlanRead(const AttendArgs& args, const AttendResult& result, int32_t block_target,
-                    void* scratch) {
+                    void* scratch, const QueryRows& queries) {
   CERTKV_CHECK(args.layout->key_format != KeyFormat::kK8D, "no dither is taken off here");
   AttendRead read{};
   read.args = args;
   read.args.layout = nullptr;
   read.result = result;
+  read.queries = queries;
   read.layout = *args.layout;
   if (HasAffineKeys(read.layout)) read.depth = AffineDepthOf(read.layout.key_format);
   read.atom_count = AttendAtomCount(args);

@@ -23,11 +23,20 @@ namespace certkv::cuda {
 // Units of one split, at most: their sums are float.
 inline constexpr int32_t kUnitsPerSplitMax = 512;
 
+// Queries as an engine has them, [G][d]: float, or 16-bit and widened as they are read, which is
+// exact, so that no bound knows of it. A head whose query isn't finite is reported as unknown:
+// block_lse +infinity, half-widths and terms +infinity, output 0.
+struct QueryRows {
+  const uint16_t* bits = nullptr;  // null: AttendArgs::queries
+  OriginalDtype dtype = OriginalDtype::kF16;
+};
+
 // One read, in device memory. Made by PlanRead.
 struct AttendRead {
   // As in kernels/ops/attend.h, with device addresses. layout is null: it is below.
   AttendArgs args;
   AttendResult result;
+  QueryRows queries;
   TileLayout layout;
   AffineDepth depth;  // of the key format; zeros where it isn't affine
   int32_t atom_count;
@@ -63,7 +72,7 @@ struct AttendPlan {
 // address; `scratch` is a device address, aligned to 4 bytes, of ScratchBytes. Aborts on K8D keys,
 // which kernels/ops refuses for a device.
 AttendRead PlanRead(const AttendArgs& args, const AttendResult& result, int32_t block_target,
-                    void* scratch);
+                    void* scratch, const QueryRows& queries = {});
 int64_t ScratchBytes(const AttendArgs& args, int32_t block_target);
 // Of reads with the same group_size and dimensions. `reads` are host addresses.
 AttendPlan PlanLaunch(const AttendRead* reads, int32_t read_count);

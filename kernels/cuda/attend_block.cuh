@@ -157,6 +157,12 @@ __device__ inline uint32_t HeadsOfSource(const AttendRead& read, const Unit& uni
   return heads;
 }
 
+// Element n of the queries, before the logit scale.
+__device__ inline float QueryAt(const AttendRead& read, int n) {
+  if (read.queries.bits == nullptr) return read.args.queries[n];
+  return code::OriginalToFloat(read.queries.dtype, read.queries.bits[n]);
+}
+
 __device__ inline uint32_t LoadDword(const uint8_t* address) {
   return *reinterpret_cast<const uint32_t*>(address);
 }

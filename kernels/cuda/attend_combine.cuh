@@ -11,6 +11,7 @@
 #define CERTKV_KERNELS_CUDA_ATTEND_COMBINE_CUH_
 
 #include "kernels/cuda/attend_block.cuh"
+#include "kernels/cuda/block_reduce.cuh"
 #include "kernels/cuda/float_math.cuh"
 
 namespace certkv::cuda {
@@ -23,22 +24,6 @@ struct HeadSums {
   float reach;
   bool is_known;
 };
-
-// Reduces one value of each thread; all threads get the result. `scratch`: [kBlockThreads].
-template <typename Operation>
-__device__ float BlockReduce(float* scratch, float value, Operation operation) {
-  scratch[ThreadIndex()] = value;
-  __syncthreads();
-  for (int step = kBlockThreads / 2; step > 0; step /= 2) {
-    if (ThreadIndex() < step) {
-      scratch[ThreadIndex()] = operation(scratch[ThreadIndex()], scratch[ThreadIndex() + step]);
-    }
-    __syncthreads();
-  }
-  const float result = scratch[0];
-  __syncthreads();
-  return result;
-}
 
 __device__ inline HeadSums SumSplits(const AttendRead& read, int g, float sink, float* scratch) {
   const int group_size = read.args.group_size;

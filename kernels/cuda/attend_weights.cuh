@@ -99,10 +99,9 @@ __device__ inline float KeyNorm(const Unit& unit, const BlockMemory& memory, boo
 // Half-width that the scales of the tile's channels allow (Hoelder).
 __device__ inline float ScaleHalfWidth(const AttendRead& read, const BlockMemory& memory, int g) {
   const int head_dim = read.layout.head_dim;
-  const float* const query = read.args.queries + g * head_dim;
   float sum = 0;
   for (int i = ThreadIndex() % 32; i < head_dim; i += 32) {
-    sum = __fmaf_ru(fabsf(query[i]), memory.key_scale[i], sum);
+    sum = __fmaf_ru(fabsf(QueryAt(read, g * head_dim + i)), memory.key_scale[i], sum);
   }
   const float scaled = __fmul_ru(WarpSumUp(sum, 32), read.depth.half_range);
   return __fmul_ru(scaled, read.args.logit_scale);

@@ -37,12 +37,12 @@ __device__ inline int ThreadIndex() { return static_cast<int>(threadIdx.x); }
 // Queues the kernel on the stream. Nothing is allocated; it may be captured into a graph.
 template <typename... Parameters, typename... Arguments>
 cudaError_t LaunchKernel(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes,
-                         [[maybe_unused]] cudaStream_t stream, const Arguments&... arguments) {
+                         cudaStream_t stream, const Arguments&... arguments) {
 #if defined(__CUDACC__)
   kernel<<<grid, block, shared_bytes, stream>>>(arguments...);
   return cudaGetLastError();
 #else
-  return ::certkv::cuda_on_cpu::Launch(kernel, grid, block, shared_bytes, arguments...);
+  return ::certkv::cuda_on_cpu::Launch(kernel, grid, block, shared_bytes, stream, arguments...);
 #endif
 }
 

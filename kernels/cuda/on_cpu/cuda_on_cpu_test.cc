@@ -2,8 +2,10 @@
 // found.
 #include <algorithm>
 #include <cstdlib>
+#include <functional>
 #include <numeric>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "gmock/gmock.h"
@@ -76,6 +78,92 @@ TEST_F(CudaOnCpuTest, RefusesLaunchesThatAGpuRefuses) {
   EXPECT_NE(cudaFuncSetAttribute(WriteIndices, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                  cuda_on_cpu::kSharedBytesMax + 1),
             cudaSuccess);
+}
+
+__global__ void AddTo(int* sum, int amount) { *sum += amount; }
+
+// A stream whose capture a test ends in any case.
+class CapturingStream {
+ public:
+  CapturingStream() {
+    EXPECT_EQ(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), cudaSuccess);
+    EXPECT_EQ(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), cudaSuccess);
+  }
+  ~CapturingStream() {
+    if (!has_ended_) End();
+    cudaGraphDestroy(graph_);
+    cudaStreamDestroy(stream_);
+  }
+  CapturingStream(const CapturingStream&) = delete;
+  CapturingStream& operator=(const CapturingStream&) = delete;
+
+  cudaError_t End() {
+    has_ended_ = true;
+    return cudaStreamEndCapture(stream_, &graph_);
+  }
+  cudaStream_t get() const { return stream_; }
+  cudaGraph_t graph() const { return graph_; }
+
+ private:
+  cudaStream_t stream_ = nullptr;
+  cudaGraph_t graph_ = nullptr;
+  bool has_ended_ = false;
+};
+
+TEST_F(CudaOnCpuTest, CapturedLaunchesRunWhenTheirGraphDoes) {
+  int sum = 0;
+  CapturingStream stream;
+  for (const int amount : {1, 10}) {
+    EXPECT_EQ(LaunchKernel(AddTo, dim3(1), dim3(1), 0, stream.get(), &sum, amount), cudaSuccess);
+  }
+  ASSERT_EQ(stream.End(), cudaSuccess);
+  EXPECT_EQ(sum, 0);
+  cudaGraphExec_t exec = nullptr;
+  ASSERT_EQ(cudaGraphInstantiate(&exec, stream.graph()), cudaSuccess);
+  for (const int expected : {11, 22}) {
+    EXPECT_EQ(cudaGraphLaunch(exec, stream.get()), cudaSuccess);
+    EXPECT_EQ(sum, expected);
+  }
+  cudaGraphExecDestroy(exec);
+}
+
+TEST_F(CudaOnCpuTest, CaptureEndsWithWhatAGraphCannotHold) {
+  int sum = 0;
+  void* const memory = std::malloc(8);
+  const std::vector<std::pair<const char*, std::function<cudaError_t()>>> calls = {
+      {"cudaMalloc",
+       [] {
+         void* address = nullptr;
+         return cudaMalloc(&address, 8);
+       }},
+      {"cudaFree", [&] { return cudaFree(memory); }},
+      {"cudaStreamSynchronize", [] { return cudaStreamSynchronize(nullptr); }},
+      {"cudaMemcpyAsync on the default stream",
+       [&] { return cudaMemcpyAsync(&sum, &sum, 4, cudaMemcpyHostToDevice, nullptr); }},
+      {"a launch on the default stream",
+       [&] { return LaunchKernel(AddTo, dim3(1), dim3(1), 0, nullptr, &sum, 1); }},
+  };
+  for (const auto& [name, call] : calls) {
+    SCOPED_TRACE(name);
+    CapturingStream stream;
+    EXPECT_THAT(call(),
+                testing::AnyOf(cudaErrorStreamCaptureUnsupported, cudaErrorStreamCaptureImplicit));
+    EXPECT_EQ(LaunchKernel(AddTo, dim3(1), dim3(1), 0, stream.get(), &sum, 1),
+              cudaErrorStreamCaptureInvalidated);
+    EXPECT_EQ(stream.End(), cudaErrorStreamCaptureInvalidated);
+    EXPECT_EQ(stream.graph(), nullptr);
+  }
+  EXPECT_EQ(sum, 0);
+}
+
+TEST_F(CudaOnCpuTest, InjectedFailureIsThatOfTheCallAskedFor) {
+  int sum = 0;
+  const auto launch = [&] { return LaunchKernel(AddTo, dim3(1), dim3(1), 0, nullptr, &sum, 1); };
+  cuda_on_cpu::InjectFailure(cuda_on_cpu::RuntimeCall::kLaunch, 1, cudaErrorLaunchFailure);
+  EXPECT_EQ(launch(), cudaSuccess);
+  EXPECT_EQ(launch(), cudaErrorLaunchFailure);
+  EXPECT_EQ(launch(), cudaSuccess);
+  EXPECT_EQ(sum, 2);
 }
 
 // Which of the barriers of Reverse is left out.

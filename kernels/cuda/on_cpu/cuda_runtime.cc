@@ -9,11 +9,17 @@
 
 namespace {
 
+using certkv::cuda_on_cpu::Enter;
+using certkv::cuda_on_cpu::RuntimeCall;
+using certkv::cuda_on_cpu::Submit;
+
 thread_local std::string last_failure;
 
 }  // namespace
 
 cudaError_t cudaMalloc(void** address, size_t size_bytes) {
+  *address = nullptr;
+  if (const cudaError_t error = Enter(RuntimeCall::kAllocate); error != cudaSuccess) return error;
   *address = size_bytes == 0 ? nullptr : std::malloc(size_bytes);
   if (*address == nullptr && size_bytes > 0) return cudaErrorMemoryAllocation;
   // Not zeros, which would hide what nobody has written.
@@ -22,22 +28,30 @@ cudaError_t cudaMalloc(void** address, size_t size_bytes) {
 }
 
 cudaError_t cudaFree(void* address) {
+  // Also where it fails: who frees can do nothing else about it.
   std::free(address);
-  return cudaSuccess;
+  return address == nullptr ? cudaSuccess : Enter(RuntimeCall::kFree);
 }
+
+cudaError_t cudaMallocHost(void** address, size_t size_bytes) {
+  return cudaMalloc(address, size_bytes);
+}
+cudaError_t cudaFreeHost(void* address) { return cudaFree(address); }
 
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t size_bytes, cudaMemcpyKind,
-                            cudaStream_t) {
-  if (size_bytes > 0) std::memcpy(to, from, size_bytes);
-  return cudaSuccess;
+                            cudaStream_t stream) {
+  return Submit(RuntimeCall::kCopy, stream, [=] {
+    if (size_bytes > 0) std::memcpy(to, from, size_bytes);
+    return cudaSuccess;
+  });
 }
 
-cudaError_t cudaMemsetAsync(void* address, int byte, size_t size_bytes, cudaStream_t) {
-  if (size_bytes > 0) std::memset(address, byte, size_bytes);
-  return cudaSuccess;
+cudaError_t cudaMemsetAsync(void* address, int byte, size_t size_bytes, cudaStream_t stream) {
+  return Submit(RuntimeCall::kCopy, stream, [=] {
+    if (size_bytes > 0) std::memset(address, byte, size_bytes);
+    return cudaSuccess;
+  });
 }
-
-cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
 
 cudaError_t cudaGetDeviceCount(int* count) {
   *count = 1;
@@ -46,6 +60,11 @@ cudaError_t cudaGetDeviceCount(int* count) {
 
 cudaError_t cudaGetDevice(int* device) {
   *device = 0;
+  return cudaSuccess;
+}
+
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int /*device*/) {
+  *properties = {"cpu threads", 0, certkv::cuda_on_cpu::kMultiprocessorCount};
   return cudaSuccess;
 }
 
@@ -63,9 +82,19 @@ const char* cudaGetErrorString(cudaError_t error) {
       return "invalid argument";
     case cudaErrorMemoryAllocation:
       return "out of memory";
+    case cudaErrorIllegalState:
+      return "the operation cannot be performed in the present state";
+    case cudaErrorMisalignedAddress:
+      return "misaligned address";
+    case cudaErrorStreamCaptureUnsupported:
+      return "operation not permitted when stream is capturing";
+    case cudaErrorStreamCaptureInvalidated:
+      return "operation failed due to a previous error during capture";
+    case cudaErrorStreamCaptureImplicit:
+      return "operation would make the legacy stream depend on a capturing blocking stream";
     case cudaErrorInvalidConfiguration:
     case cudaErrorLaunchFailure:
-      return last_failure.c_str();
+      return last_failure.empty() ? "unspecified launch failure" : last_failure.c_str();
   }
   return "unknown error";
 }

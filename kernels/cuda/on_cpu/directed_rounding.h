@@ -61,4 +61,9 @@ inline float __fsqrt_ru(float a) {
 }
 inline float __double2float_ru(double value) { return certkv::cuda_on_cpu::RoundUpFrom(value, 0); }
 
+// Downward, by symmetry.
+inline float __fadd_rd(float a, float b) { return -__fadd_ru(-a, -b); }
+inline float __fmul_rd(float a, float b) { return -__fmul_ru(-a, b); }
+inline float __double2float_rd(double value) { return -__double2float_ru(-value); }
+
 #endif  // CERTKV_KERNELS_CUDA_ON_CPU_DIRECTED_ROUNDING_H_

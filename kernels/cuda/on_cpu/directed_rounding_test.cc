@@ -13,14 +13,23 @@ namespace {
 
 // An operation on volatile operands, so that it happens under the mode that is set.
 template <typename Operation>
-float UnderUpward(Operation operation, float a, float b, float c) {
+float UnderMode(int mode, Operation operation, float a, float b, float c) {
   const volatile float x = a;
   const volatile float y = b;
   const volatile float z = c;
-  std::fesetround(FE_UPWARD);
+  std::fesetround(mode);
   const volatile float result = operation(x, y, z);
   std::fesetround(FE_TONEAREST);
   return result;
+}
+
+template <typename Operation>
+float UnderUpward(Operation operation, float a, float b, float c) {
+  return UnderMode(FE_UPWARD, operation, a, b, c);
+}
+template <typename Operation>
+float UnderDownward(Operation operation, float a, float b, float c) {
+  return UnderMode(FE_DOWNWARD, operation, a, b, c);
 }
 
 void ExpectSame(float seen, float expected, const char* what, float a, float b, float c) {
@@ -44,6 +53,10 @@ void Compare(float a, float b, float c) {
   ExpectSame(__fmaf_ru(a, b, c),
              UnderUpward([](float x, float y, float z) { return std::fma(x, y, z); }, a, b, c),
              "fused", a, b, c);
+  ExpectSame(__fadd_rd(a, b), UnderDownward([](float x, float y, float) { return x + y; }, a, b, c),
+             "sum downward", a, b, c);
+  ExpectSame(__fmul_rd(a, b), UnderDownward([](float x, float y, float) { return x * y; }, a, b, c),
+             "product downward", a, b, c);
 }
 
 constexpr float kSpecial[] = {0.0f,       -0.0f,        1.0f,     -1.0f,           0x1p-149f,
@@ -69,7 +82,7 @@ TEST(DirectedRoundingTest, IsTheProcessorsOnAnyBits) {
   }
 }
 
-TEST(DirectedRoundingTest, DoublesGoToTheFloatAbove) {
+TEST(DirectedRoundingTest, DoublesGoToTheFloatAboveOrBelow) {
   std::mt19937_64 random(32);
   for (int n = 0; n < 100000; ++n) {
     const auto value = std::bit_cast<double>(random());
@@ -80,6 +93,7 @@ TEST(DirectedRoundingTest, DoublesGoToTheFloatAbove) {
     if (seen > -INFINITY) {
       EXPECT_LT(below, value);
     }
+    EXPECT_EQ(__double2float_rd(-value), -seen);
   }
 }
 
