@@ -4,6 +4,7 @@
 #include "kernels/cuda/copied_read.h"
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/device_memory.h"
+#include "kernels/cuda/finish.h"
 #include "kernels/cuda/seal.h"
 
 namespace certkv::cuda {
@@ -14,6 +15,42 @@ absl::Status Attend(const AttendArgs& args, const AttendResult& result) {
   const int error = LaunchAttend(PlanLaunch(&copied.read(), 1), copied.device_read(), nullptr);
   CERTKV_RETURN_IF_ERROR(StatusOfCuda(static_cast<cudaError_t>(error), "attention"));
   return copied.ReadBack();
+}
+
+// The device's pointers of one head.
+absl::StatusOr<FinishRead> CopyHead(const FinishArgs& args, Certificate* certificate,
+                                    DeviceMemory* memory) {
+  const int64_t atoms = args.atom_count;
+  FinishRead read{};
+  CERTKV_ASSIGN_OR_RETURN(read.block_lse, memory->Copy(args.block_lse, atoms));
+  CERTKV_ASSIGN_OR_RETURN(read.block_max_logit, memory->Copy(args.block_max_logit, atoms));
+  CERTKV_ASSIGN_OR_RETURN(read.logit_half_width, memory->Copy(args.logit_half_width, atoms));
+  CERTKV_ASSIGN_OR_RETURN(read.top_half_width, memory->Copy(args.top_half_width, atoms));
+  const float numbers[] = {args.value_term, args.rounding_term, args.value_radius,
+                           args.skipped_lse_nat, args.tv_tolerance};
+  CERTKV_ASSIGN_OR_RETURN(const float* const on_device, memory->Copy(numbers, 5));
+  read.value_term = on_device;
+  read.rounding_term = on_device + 1;
+  read.value_radius = on_device + 2;
+  read.skipped_lse_nat = on_device + 3;
+  read.tv_tolerance = on_device + 4;
+  CERTKV_ASSIGN_OR_RETURN(read.certificates, memory->AllocateResult(certificate, 1));
+  read.group_size = 1;
+  read.atom_stride = args.atom_count;
+  read.sink_index = args.sink_index;
+  return read;
+}
+
+absl::Status Finish(const FinishArgs& args, Certificate* certificate) {
+  DeviceMemory memory;
+  Certificate finished;
+  CERTKV_ASSIGN_OR_RETURN(const FinishRead read, CopyHead(args, &finished, &memory));
+  CERTKV_ASSIGN_OR_RETURN(const FinishRead* const reads, memory.Copy(&read, 1));
+  const int error = LaunchFinish(PlanFinishLaunch(&read, 1), reads, nullptr);
+  CERTKV_RETURN_IF_ERROR(StatusOfCuda(static_cast<cudaError_t>(error), "finishing"));
+  CERTKV_RETURN_IF_ERROR(memory.ReadBack());
+  *certificate = finished;
+  return absl::OkStatus();
 }
 
 absl::Status QuantizeTile(const QuantizeTileArgs& args) {
@@ -52,7 +89,7 @@ absl::Status CheckDevice() {
 }
 
 const DeviceOps& HostMemoryOps() {
-  static constexpr DeviceOps kOps{&Attend, &QuantizeTile};
+  static constexpr DeviceOps kOps{&Attend, &QuantizeTile, &Finish};
   return kOps;
 }
 

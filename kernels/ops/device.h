@@ -10,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "kernels/ops/attend.h"
+#include "kernels/ops/finish_certificate.h"
 #include "kernels/ops/quantize_tile.h"
 
 namespace certkv {
@@ -20,6 +21,7 @@ struct DeviceOps {
   absl::Status (*attend)(const AttendArgs& args, const AttendResult& result);
   // Without the header's checksums, which kernels/ops writes.
   absl::Status (*quantize_tile)(const QuantizeTileArgs& args);
+  absl::Status (*finish_certificate)(const FinishArgs& args, Certificate* certificate);
 };
 
 // From now on Backend::kCuda runs these; null: none. Not to be called while an operation runs.

@@ -6,6 +6,7 @@
 #include "kernels/bounds/skipping.h"
 #include "kernels/core/status.h"
 #include "kernels/cpu/cpu.h"
+#include "kernels/ops/device.h"
 #include "kernels/reference/reference.h"
 
 namespace certkv {
@@ -47,6 +48,10 @@ absl::Status FinishCertificate(Backend backend, const FinishArgs& args, FinishWo
   if (workspace == nullptr) {
     return MakeError(absl::StatusCode::kInvalidArgument, "FINISH_ARGS_INVALID",
                      "the workspace of FinishCertificate is null; pass one per thread");
+  }
+  if (backend == Backend::kCuda) {
+    CERTKV_ASSIGN_OR_RETURN(const DeviceOps* const device, RegisteredDevice());
+    return device->finish_certificate(args, certificate);
   }
   const double share = reference::SkippedShareOf(args);
   FinishArgs kept = args;  // the tokens that were read

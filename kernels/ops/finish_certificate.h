@@ -55,10 +55,12 @@ class FinishWorkspace {
 
 // The reported masses are rounded, and a heavy token is set apart from the rest of its atom; both
 // are paid for in worst_case_tv (about 2^-14, and 2^-12 more when a heavy token was enumerated).
-// kReference always tightens as far as it can; kCpu stops at tv_tolerance, and is what kCuda uses.
+// kReference always tightens as far as it can; kCpu and kCuda stop at tv_tolerance. kCuda finds a
+// bound of its own (kernels/cuda/finish.h); host memory is copied there and back.
 // Anything that can't be computed gives worst_case_tv 1 and infinite bounds, never less.
 // Errors: InvalidArgument [FINISH_ARGS_INVALID], an array or the workspace is null, or a count,
-//         sink_index or tv_tolerance is out of range; *certificate is unchanged.
+//         sink_index or tv_tolerance is out of range; kCuda: as kernels/ops/device.h.
+//         *certificate is unchanged.
 // Threads: concurrent calls are safe with a workspace each. Does not block.
 absl::Status FinishCertificate(Backend backend, const FinishArgs& args, FinishWorkspace* workspace,
                                Certificate* certificate);

@@ -10,6 +10,7 @@
 #include "gtest/gtest.h"
 #include "kernels/core/status.h"
 #include "kernels/cuda/attend.h"
+#include "kernels/cuda/finish.h"
 #include "kernels/cuda/gather.h"
 #include "kernels/cuda/on_cpu/block_runner.h"
 #include "kernels/cuda/seal.h"
@@ -151,6 +152,50 @@ TEST(CudaLaunchTest, SplitsChangeSumsByTheirRoundingOnly) {
       }
     }
   }
+}
+
+void ExpectSameCertificates(const std::vector<Certificate>& seen,
+                            const std::vector<Certificate>& expected) {
+  ASSERT_EQ(seen.size(), expected.size());
+  for (size_t n = 0; n < seen.size(); ++n) {
+    EXPECT_EQ(seen[n].worst_case_tv, expected[n].worst_case_tv);
+    EXPECT_EQ(seen[n].output_error_bound, expected[n].output_error_bound);
+    EXPECT_EQ(seen[n].value_term, expected[n].value_term);
+    EXPECT_EQ(seen[n].value_radius, expected[n].value_radius);
+  }
+}
+
+// All heads of four reads in one launch, each read with heads of different tolerances.
+TEST(CudaLaunchTest, HeadsOfOneLaunchAreFinishedAsReadsAlone) {
+  const std::vector<SequenceShape> shapes = ShapesOfABatch();
+  const DeviceReads reads = MakeReads(shapes, 3);
+  ASSERT_NO_FATAL_FAILURE(Launch(reads));
+  const std::vector<float> tolerances = {0.0f, 0.01f, 0.1f, 0.5f, 1.0f};
+  const auto group_size = static_cast<size_t>(shapes[0].group_size);
+  std::vector<std::vector<Certificate>> together(shapes.size());
+  std::vector<cuda::FinishRead> finishes;
+  for (size_t n = 0; n < shapes.size(); ++n) {
+    together[n].resize(group_size);
+    finishes.push_back(cuda::PlanFinish(reads[n]->read(), tolerances.data(), together[n].data()));
+  }
+  const auto count = static_cast<int32_t>(finishes.size());
+  ASSERT_EQ(
+      cuda::LaunchFinish(cuda::PlanFinishLaunch(finishes.data(), count), finishes.data(), nullptr),
+      0);
+  for (const uint64_t seed : {0, 1, 2}) {
+    cuda_on_cpu::SetScheduleSeed(seed);
+    for (size_t n = 0; n < shapes.size(); ++n) {
+      SCOPED_TRACE(n);
+      std::vector<Certificate> alone(group_size);
+      const cuda::FinishRead finish =
+          cuda::PlanFinish(reads[n]->read(), tolerances.data(), alone.data());
+      ASSERT_EQ(cuda::LaunchFinish(cuda::PlanFinishLaunch(&finish, 1), &finish, nullptr), 0);
+      ExpectSameCertificates(together[n], alone);
+      EXPECT_GT(alone[0].worst_case_tv, 0.0f);
+      EXPECT_LT(alone[0].worst_case_tv, 0.5f);
+    }
+  }
+  cuda_on_cpu::SetScheduleSeed(0);
 }
 
 // The originals of a repaired read lie elsewhere, in no order; gathered, they are read as ever.

@@ -5,6 +5,7 @@
 #include <limits>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "gmock/gmock.h"
@@ -12,6 +13,7 @@
 #include "kernels/core/half.h"
 #include "kernels/core/status.h"
 #include "kernels/cuda/copied_read.h"
+#include "kernels/cuda/finish.h"
 #include "kernels/cuda/runtime.h"
 #include "tests/conformance/path.h"
 #include "tests/conformance/shapes.h"
@@ -123,37 +125,85 @@ TEST_P(CudaStreamTest, HeadWhoseQueryIsNotFiniteIsUnknownAndAloneIn) {
   }
 }
 
+// A read and its certificates, as a decode path queues them.
+class ReadAndFinish {
+ public:
+  ReadAndFinish(const AttendArgs& args, const ReadResult& result) : certificates_(args.group_size) {
+    absl::StatusOr<cuda::CopiedRead> copied =
+        cuda::CopiedRead::Make(args, result.view(), {.block_target = 3});
+    EXPECT_TRUE(copied.ok()) << copied.status();
+    copied_ = std::make_unique<cuda::CopiedRead>(*std::move(copied));
+    const std::vector<float> tolerances(args.group_size, 0.05f);
+    Place(tolerances.data(), tolerances.size() * sizeof(float), &tolerance_);
+    Place(certificates_.data(), certificates_.size() * sizeof(Certificate), &on_device_);
+    finish_ =
+        cuda::PlanFinish(copied_->read(), tolerance_->As<float>(), on_device_->As<Certificate>());
+    Place(&finish_, sizeof(finish_), &device_finish_);
+  }
+
+  int Launch(CUstream_st* stream) const {
+    const int error =
+        cuda::LaunchAttend(cuda::PlanLaunch(&copied_->read(), 1), copied_->device_read(), stream);
+    if (error != 0) return error;
+    return cuda::LaunchFinish(cuda::PlanFinishLaunch(&finish_, 1),
+                              device_finish_->As<cuda::FinishRead>(), stream);
+  }
+  void ReadBack() {
+    ASSERT_TRUE(copied_->ReadBack().ok());
+    ASSERT_TRUE(
+        on_device_->CopyTo(certificates_.data(), certificates_.size() * sizeof(Certificate)).ok());
+  }
+  cuda::CopiedRead* copied() { return copied_.get(); }
+  const Certificate& certificate(int g) const { return certificates_[g]; }
+
+ private:
+  static void Place(const void* data, size_t size_bytes, std::unique_ptr<cuda::Buffer>* place) {
+    absl::StatusOr<cuda::Buffer> buffer = cuda::Buffer::Allocate(static_cast<int64_t>(size_bytes));
+    ASSERT_TRUE(buffer.ok()) << buffer.status();
+    ASSERT_TRUE(buffer->CopyFrom(data, static_cast<int64_t>(size_bytes)).ok());
+    *place = std::make_unique<cuda::Buffer>(*std::move(buffer));
+  }
+
+  std::unique_ptr<cuda::CopiedRead> copied_;
+  std::unique_ptr<cuda::Buffer> tolerance_;
+  std::unique_ptr<cuda::Buffer> on_device_;
+  std::unique_ptr<cuda::Buffer> device_finish_;
+  cuda::FinishRead finish_{};
+  std::vector<Certificate> certificates_;
+};
+
 TEST_P(CudaStreamTest, CapturedLaunchesAreReplayedOverWhatTheDeviceHoldsThen) {
   SequenceShape shape = ShapeOfFormat("K8V4w1");
   shape.tile_count = 5;
   SequenceCase sequence(shape, kSeed, Backend::kReference);
   const AttendArgs& args = sequence.args();
   ReadResult seen(args);
-  absl::StatusOr<cuda::CopiedRead> copied =
-      cuda::CopiedRead::Make(args, seen.view(), {.block_target = 3});
-  ASSERT_TRUE(copied.ok()) << copied.status();
+  ReadAndFinish captured(args, seen);
   absl::StatusOr<cuda::Stream> stream = cuda::Stream::Create();
   ASSERT_TRUE(stream.ok()) << stream.status();
-  absl::StatusOr<cuda::Graph> graph = cuda::Graph::Capture(*stream, LaunchesOf(*copied));
+  absl::StatusOr<cuda::Graph> graph =
+      cuda::Graph::Capture(*stream, [&captured](CUstream_st* own) { return captured.Launch(own); });
   ASSERT_TRUE(graph.ok()) << graph.status();
   for (const float factor : {1.0f, -0.5f, 2.0f}) {
     SCOPED_TRACE(factor);
     std::vector<float> queries(args.queries, args.queries + shape.group_size * shape.head_dim);
     for (float& query : queries) query *= factor;
-    ASSERT_TRUE(copied->CopyQueries(queries.data()).ok());
+    ASSERT_TRUE(captured.copied()->CopyQueries(queries.data()).ok());
     ASSERT_EQ(graph->Launch(stream->get()), 0);
     ASSERT_TRUE(stream->Synchronize().ok());
-    ASSERT_TRUE(copied->ReadBack().ok());
+    ASSERT_NO_FATAL_FAILURE(captured.ReadBack());
     AttendArgs changed = args;
     changed.queries = queries.data();
     ReadResult expected(args);
-    absl::StatusOr<cuda::CopiedRead> alone =
-        cuda::CopiedRead::Make(changed, expected.view(), {.block_target = 3});
-    ASSERT_TRUE(alone.ok()) << alone.status();
-    ASSERT_EQ(LaunchesOf(*alone)(stream->get()), 0);
+    ReadAndFinish alone(changed, expected);
+    ASSERT_EQ(alone.Launch(stream->get()), 0);
     ASSERT_TRUE(stream->Synchronize().ok());
-    ASSERT_TRUE(alone->ReadBack().ok());
-    for (int g = 0; g < shape.group_size; ++g) ExpectSameBits(seen, expected, g);
+    ASSERT_NO_FATAL_FAILURE(alone.ReadBack());
+    for (int g = 0; g < shape.group_size; ++g) {
+      ExpectSameBits(seen, expected, g);
+      EXPECT_EQ(captured.certificate(g).worst_case_tv, alone.certificate(g).worst_case_tv);
+      EXPECT_LT(captured.certificate(g).worst_case_tv, 1.0f);
+    }
   }
 }
 

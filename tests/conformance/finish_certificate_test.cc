@@ -6,6 +6,7 @@
 #include <cmath>
 #include <limits>
 #include <random>
+#include <string>
 #include <vector>
 
 #include "gmock/gmock.h"
@@ -13,6 +14,7 @@
 #include "kernels/bounds/worst_case_tv.h"
 #include "kernels/core/status.h"
 #include "kernels/ops/attend.h"
+#include "tests/conformance/path.h"
 
 namespace certkv::conformance {
 namespace {
@@ -99,11 +101,20 @@ SmallRead RandomRead(std::mt19937_64* random, double spread_nat, double half_wid
   return read;
 }
 
-class FinishCertificateTest : public ::testing::TestWithParam<Backend> {
+class FinishCertificateTest : public ::testing::TestWithParam<Path> {
  protected:
+  void SetUp() override {
+    const std::string missing = SelectPath(GetParam());
+    if (!missing.empty()) GTEST_SKIP() << missing;
+  }
+  // Of cases that take a microsecond, and a thousand on CPU threads.
+  int CaseCount(int count) const {
+    return GetParam().backend == Backend::kCuda ? count / 4 : count;
+  }
   Certificate Finish(const FinishArgs& args) {
     Certificate certificate;
-    const absl::Status status = FinishCertificate(GetParam(), args, &workspace_, &certificate);
+    const absl::Status status =
+        FinishCertificate(GetParam().backend, args, &workspace_, &certificate);
     EXPECT_TRUE(status.ok()) << status;
     return certificate;
   }
@@ -113,7 +124,7 @@ class FinishCertificateTest : public ::testing::TestWithParam<Backend> {
 
 TEST_P(FinishCertificateTest, CoversEveryCornerUnderRoundedMasses) {
   std::mt19937_64 random(17);
-  for (int n = 0; n < 4000; ++n) {
+  for (int n = 0; n < CaseCount(4000); ++n) {
     SmallRead read = RandomRead(&random, n % 3 == 0 ? 14 : 3, n % 2 == 0 ? 0.3 : 2);
     read.Report(1.0, &random);
     FinishArgs args = read.args();
@@ -125,7 +136,7 @@ TEST_P(FinishCertificateTest, CoversEveryCornerUnderRoundedMasses) {
 // At 50,000 nats the reported masses may be off by 1.2 %, which shows in every step.
 TEST_P(FinishCertificateTest, CoversEveryCornerWhenLogitsAreLarge) {
   std::mt19937_64 random(21);
-  for (int n = 0; n < 4000; ++n) {
+  for (int n = 0; n < CaseCount(4000); ++n) {
     SmallRead read = RandomRead(&random, 3, n % 2 == 0 ? 0.02 : 0.2);
     for (std::vector<double>& atom : read.logits) {
       for (double& logit : atom) logit += 50000;
@@ -139,7 +150,7 @@ TEST_P(FinishCertificateTest, CoversEveryCornerWhenLogitsAreLarge) {
 TEST_P(FinishCertificateTest, CoversWhenTheRestOfAnAtomIsBelowItsRounding) {
   std::mt19937_64 random(18);
   std::uniform_real_distribution<double> unit(0, 1);
-  for (int n = 0; n < 2000; ++n) {
+  for (int n = 0; n < CaseCount(2000); ++n) {
     SmallRead read;
     const double rest = -6 - 8 * unit(random);
     read.logits = {{0, rest, rest}, {-3 * unit(random)}, {-2, -2.5}};
@@ -151,7 +162,7 @@ TEST_P(FinishCertificateTest, CoversWhenTheRestOfAnAtomIsBelowItsRounding) {
 
 TEST_P(FinishCertificateTest, IsTightWhenAtomsAreTokens) {
   std::mt19937_64 random(19);
-  for (int n = 0; n < 500; ++n) {
+  for (int n = 0; n < CaseCount(500); ++n) {
     SmallRead read = RandomRead(&random, 2, 0.4);
     for (std::vector<double>& atom : read.logits) atom.resize(1);
     read.Report(0.0, &random);
@@ -162,7 +173,7 @@ TEST_P(FinishCertificateTest, IsTightWhenAtomsAreTokens) {
 
 TEST_P(FinishCertificateTest, MeetsAToleranceThatTheTightestMeets) {
   std::mt19937_64 random(20);
-  for (int n = 0; n < 500; ++n) {
+  for (int n = 0; n < CaseCount(500); ++n) {
     SmallRead read = RandomRead(&random, 5, 0.6);
     read.Report(0.5, &random);
     FinishArgs args = read.args();
@@ -263,6 +274,36 @@ TEST_P(FinishCertificateTest, NanMaximumNeverMakesTheBoundSmaller) {
   EXPECT_GE(Finish(read.args()).worst_case_tv, EnumerateWorstTv(read));
 }
 
+// Of tokens that were skipped only a bound on their mass is known.
+TEST_P(FinishCertificateTest, MixesInWhatWasSkipped) {
+  std::mt19937_64 random(31);
+  std::uniform_real_distribution<double> unit(0, 1);
+  for (int n = 0; n < CaseCount(800); ++n) {
+    SmallRead read = RandomRead(&random, 3, n % 2 == 0 ? 0.1 : 0.6);
+    read.Report(1.0, &random);
+    FinishArgs args = read.args();
+    args.skipped_lse_nat = static_cast<float>(3 - 12 * unit(random));
+    args.tv_tolerance = n % 4 == 0 ? 0.3f : 0.0f;
+    double kept = 0;
+    for (size_t a = 0; a < read.logits.size(); ++a) {
+      for (const double logit : read.logits[a]) kept += std::exp(logit - read.half_width[a]);
+    }
+    const double skipped = std::exp(double{args.skipped_lse_nat});
+    const double share = skipped / (skipped + kept);
+    const Certificate certificate = Finish(args);
+    ASSERT_GE(certificate.skipped_share, share) << "case " << n;
+    ASSERT_LE(certificate.skipped_share, share * 1.001) << "case " << n;
+    ASSERT_GE(certificate.worst_case_tv, share + (1 - share) * EnumerateWorstTv(read))
+        << "case " << n;
+  }
+  SmallRead read = RandomRead(&random, 3, 0.1);
+  read.Report(0.0, &random);
+  FinishArgs args = read.args();
+  args.skipped_lse_nat = kInfinity;
+  EXPECT_EQ(Finish(args).worst_case_tv, 1.0f);
+  EXPECT_EQ(Finish(args).skipped_share, 1.0f);
+}
+
 TEST_P(FinishCertificateTest, RefusesBadArguments) {
   SmallRead read;
   read.logits = {{0.0}};
@@ -271,7 +312,7 @@ TEST_P(FinishCertificateTest, RefusesBadArguments) {
   read.Report(0.0, &random);
   const auto reason = [&](const FinishArgs& args) {
     Certificate certificate;
-    return ReasonOf(FinishCertificate(GetParam(), args, &workspace_, &certificate));
+    return ReasonOf(FinishCertificate(GetParam().backend, args, &workspace_, &certificate));
   };
   FinishArgs args = read.args();
   EXPECT_EQ(reason(args), "");
@@ -287,16 +328,17 @@ TEST_P(FinishCertificateTest, RefusesBadArguments) {
   args.tv_tolerance = kNan;
   EXPECT_EQ(reason(args), "FINISH_ARGS_INVALID");
   Certificate certificate;
-  EXPECT_EQ(ReasonOf(FinishCertificate(GetParam(), read.args(), nullptr, &certificate)),
+  EXPECT_EQ(ReasonOf(FinishCertificate(GetParam().backend, read.args(), nullptr, &certificate)),
             "FINISH_ARGS_INVALID");
 }
 
-// Thousands of atoms, as of a long read: bins, float masses and early stops cost at most 1e-3, and
-// never go below the worst case that is attained.
-TEST(FinishCertificateLengthTest, StaysWithinAThousandthOfTheReference) {
+// Thousands of atoms, as of a long read: bins, float masses and early stops cost at most 1e-3, on a
+// GPU, which puts atoms at the upper edges of bins, a fiftieth of the bound as well; and never go
+// below the worst case that is attained.
+TEST_P(FinishCertificateTest, StaysNearTheReferenceForLongReads) {
   std::mt19937_64 random(23);
   std::normal_distribution<float> normal;
-  FinishWorkspace workspace;
+  const float share = GetParam().backend == Backend::kCuda ? 0.02f : 0.0f;
   for (int n = 0; n < 60; ++n) {
     const int count = n % 3 == 0 ? 8192 : n % 3 == 1 ? 700 : 129;
     const float spread = n % 4 == 0 ? 0.0f : n % 4 == 1 ? 0.1f : 0.6f;
@@ -319,10 +361,9 @@ TEST(FinishCertificateLengthTest, StaysWithinAThousandthOfTheReference) {
     args.logit_half_width = half_width.data();
     args.sink_index = -1;
     Certificate reference;
-    Certificate fast;
-    ASSERT_TRUE(FinishCertificate(Backend::kReference, args, &workspace, &reference).ok());
-    ASSERT_TRUE(FinishCertificate(Backend::kCpu, args, &workspace, &fast).ok());
-    ASSERT_LE(fast.worst_case_tv, reference.worst_case_tv + 1e-3f) << "case " << n;
+    ASSERT_TRUE(FinishCertificate(Backend::kReference, args, &workspace_, &reference).ok());
+    Certificate fast = Finish(args);
+    ASSERT_LE(fast.worst_case_tv, reference.worst_case_tv * (1 + share) + 1e-3f) << "case " << n;
     // With the needle's atom as one token and the others as many, no rounding.
     std::vector<double> tops(count, 0.0);
     tops[77] = mass[77];
@@ -335,9 +376,9 @@ TEST(FinishCertificateLengthTest, StaysWithinAThousandthOfTheReference) {
     own[77] /= 8;
     std::vector<double> owns(own.begin(), own.end());
     args.top_half_width = own.data();
-    ASSERT_TRUE(FinishCertificate(Backend::kReference, args, &workspace, &reference).ok());
-    ASSERT_TRUE(FinishCertificate(Backend::kCpu, args, &workspace, &fast).ok());
-    ASSERT_LE(fast.worst_case_tv, reference.worst_case_tv + 1e-3f) << "case " << n;
+    ASSERT_TRUE(FinishCertificate(Backend::kReference, args, &workspace_, &reference).ok());
+    fast = Finish(args);
+    ASSERT_LE(fast.worst_case_tv, reference.worst_case_tv * (1 + share) + 1e-3f) << "case " << n;
     const WorstCaseTvResult tighter =
         WorstCaseTv(TvAtoms<double, double>{mass, width, tops, owns}, {.gap = kGap});
     ASSERT_GE(fast.worst_case_tv, tighter.worst_case_tv - 2 * kGap) << "case " << n;
@@ -374,9 +415,8 @@ TEST(FinishCertificateLengthTest, LeavesVeryLongReadsToTheReference) {
   EXPECT_LT(fast.worst_case_tv, 0.5f);
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, FinishCertificateTest,
-                         ::testing::Values(Backend::kReference, Backend::kCpu),
-                         [](const auto& info) { return BackendName(info.param); });
+INSTANTIATE_TEST_SUITE_P(Paths, FinishCertificateTest, ::testing::ValuesIn(AllPaths()),
+                         [](const auto& info) { return PathName(info.param); });
 
 }  // namespace
 }  // namespace certkv::conformance
