@@ -11,6 +11,7 @@ import numpy as np
 
 from certkv import _native
 from certkv._block_chain import BlockChain
+from certkv._errors import error_of
 from certkv._reads import Attention, Read, ReadRequest, native_reads
 from certkv._request import Request
 from certkv._spec import CacheSpec
@@ -20,6 +21,9 @@ from certkv._spec import CacheSpec
 ArrayLike = Any
 # (keys, values) of one layer.
 LayerKv = tuple[ArrayLike, ArrayLike]
+
+# As the numbers of client::PullOrder.
+_PULL_ORDERS = {"whole": 1, "originals-later": 2, "originals-only": 3}
 
 _DEFAULTS = {
     "kvstore_target": "",
@@ -99,6 +103,39 @@ class Client:
         """The longest prefix of whole blocks that the store has, leased; it may be empty."""
         return self._sequence(self._native.lookup(token_ids))
 
+    def pull(
+        self, peer: str, token_ids: AnySequence[int] | ArrayLike, order: str = "whole"
+    ) -> Sequence:
+        """Has the store fetch what it lacks of the prefix from another store, then as lookup().
+
+        Args:
+            peer: the other store's bulk address, "host:port", one of kvstore.bulk_peers of this
+                store's config.
+            token_ids: as put_sequence.
+            order: when a block is found. "whole": once planes and originals are there.
+                "originals-later": once planes are; a read that needs originals before they have
+                followed is an error. "originals-only": once originals are and planes were made of
+                them.
+
+        Returns:
+            The longest prefix of whole blocks that is here afterwards, leased; it may be empty.
+
+        Raises:
+            InvalidArgumentError: [BULK_PEER_UNKNOWN | PULL_ORDER_UNKNOWN].
+            UnavailableError: [BULK_DISCONNECTED], after several attempts.
+            DataLossError: [BULK_BLOCK_DAMAGED], twice.
+            ResourceExhaustedError: [BULK_PULL_LIMIT | STORE_FULL | QUOTA_EXCEEDED].
+            Others of docs/errors.md that begin with BULK_, and the peer's own. Blocks that came
+            before the error stay.
+        """
+        if order not in _PULL_ORDERS:
+            raise error_of(
+                "INVALID_ARGUMENT",
+                "PULL_ORDER_UNKNOWN",
+                f"order is {order!r}, must be {', '.join(_PULL_ORDERS)}",
+            )
+        return self._sequence(self._native.pull(peer, token_ids, _PULL_ORDERS[order]))
+
     def block_keys(
         self,
         token_ids: AnySequence[int] | ArrayLike,
@@ -176,7 +213,7 @@ class Sequence:
     """A sequence in the store: leased blocks, and a tail of tokens that fill no block yet.
 
     Its lease is renewed in the background until it is closed. Calls are safe from several threads,
-    one runs at a time. Made by Client.put_sequence and Client.lookup.
+    one runs at a time. Made by Client.put_sequence, lookup and pull.
     """
 
     def __init__(self, native: Any, spec: CacheSpec) -> None:

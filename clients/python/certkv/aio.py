@@ -150,6 +150,10 @@ class Client(_Async):
         """As certkv.Client.lookup."""
         return Sequence(self._executor, await self._run("lookup", token_ids))
 
+    async def pull(self, peer: str, token_ids: Any, order: str = "whole") -> Sequence:
+        """As certkv.Client.pull."""
+        return Sequence(self._executor, await self._run("pull", peer, token_ids, order))
+
     async def open_request(self, request_id: str, **terms: Any) -> Request:
         """As certkv.Client.open_request."""
         return Request(self._executor, await self._run("open_request", request_id, **terms))

@@ -100,6 +100,17 @@ std::unique_ptr<PySequence> Lookup(const PyWorker& self, const py::object& token
   return WrapSequence(self, std::move(sequence), std::move(ids));
 }
 
+// `order` is a number of client::PullOrder; certkv/_client.py has its names.
+std::unique_ptr<PySequence> Pull(const PyWorker& self, const std::string& peer,
+                                 const py::object& token_ids, uint8_t order) {
+  std::vector<int32_t> ids = TokenIds(token_ids);
+  auto sequence = WithoutGil(self, [&](client::Worker& worker) {
+    return ValueOrThrow(worker.Pull(peer, ids, client::DefaultKeyContext(worker.spec()),
+                                    static_cast<client::PullOrder>(order)));
+  });
+  return WrapSequence(self, std::move(sequence), std::move(ids));
+}
+
 void AppendToken(const PySequence& self, int32_t token_id, const py::sequence& layers) {
   const Layers borrowed = BorrowLayers(self.Get()->worker->spec(), layers, {});
   WithoutGil(self, [&](SequenceState& state) {
@@ -208,6 +219,7 @@ void DefineClient(py::module_& module) {
   py::class_<PyWorker>(module, "Worker")
       .def("put_sequence", &PutSequence)
       .def("lookup", &Lookup)
+      .def("pull", &Pull)
       .def("block_keys", &BlockKeys)
       .def("lookup_blocks", &LookupBlocks)
       .def("close", &PyWorker::Close)
