@@ -5,11 +5,13 @@
 #include <gtest/gtest.h>
 
 #include <csignal>
+#include <filesystem>
 #include <memory>
 #include <set>
 #include <string>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
@@ -143,6 +145,33 @@ TEST_F(MembershipTest, WithoutEtcdTheLastMapStaysAndNodesComeBack) {
   auto c = Join("c");
   EXPECT_TRUE(Sees(*a, {"a", "b", "c"}));
   EXPECT_TRUE(Sees(*b, {"a", "b", "c"}));
+}
+
+// One that was made anew, or a member that lags: what it says was true once.
+TEST_F(MembershipTest, AnEtcdOfAnOlderRevisionChangesNothing) {
+  const auto watcher = Watch();
+  {
+    EtcdClient etcd(Patient());
+    const auto lease = etcd.GrantLease(600);
+    ASSERT_TRUE(lease.ok()) << lease.status();
+    for (const char* name : {"a", "b"}) {
+      const Node node{name, "h:1", "", 1, "i"};
+      const std::string key = absl::StrCat("/certkv/default/nodes/", name);
+      ASSERT_TRUE(*etcd.PutIf(key, NodeToText(node), *lease, 0));
+    }
+  }
+  ASSERT_TRUE(Sees(*watcher, {"a", "b"}));
+  const int64_t revision = watcher->map()->revision();
+  etcd_.Kill();
+  std::filesystem::remove_all(etcd_.directory() + "/data");
+  etcd_.Start();
+  EXPECT_TRUE(Eventually([&watcher] {
+    const absl::Status problem = watcher->status().problem;
+    return absl::StrContains(std::string(problem.message()), "that was seen before");
+  }));
+  EXPECT_FALSE(watcher->status().is_watching);
+  EXPECT_EQ(NamesIn(*watcher->map()), (Names{"a", "b"}));
+  EXPECT_EQ(watcher->map()->revision(), revision);
 }
 
 TEST_F(MembershipTest, AnEtcdThatHangsIsNoticed) {

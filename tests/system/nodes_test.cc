@@ -205,6 +205,40 @@ TEST_F(NodesTest, ANodeOfATakenNameServesAlone) {
   EXPECT_EQ(Lookup(*at_b, data)->token_count(), kTokenCount) << "the others go on";
 }
 
+// The map is of yesterday: at the owner's address another store listens by now.
+TEST_F(NodesTest, AStaleMapCostsHitsAndGivesNoWrongBytes) {
+  StartNode("a");
+  StartNode("b");
+  WaitForNodes(2);
+  const TestSequence data = SequenceOf("b");
+  const std::string bulk = map_nodes_.back().bulk_target;
+  etcd_.Kill();
+  nodes_.erase("b");
+  auto other = Cluster::Start(
+      ClusterShape::kAllInOne, "",
+      {absl::StrCat("server:\n  tcp_security: insecure\nkvstore:\n  bulk_address: ", bulk, "\n"),
+       ""});
+  ASSERT_TRUE(other.ok()) << other.status();
+  nodes_["other"] = *std::move(other);
+  // It has the same cache, and another chain in it.
+  const auto at_other = Attach("other");
+  const TestSequence another(SmallSpec(), kTokenCount, 999'999);
+  const auto put_another = Put(*at_other, another);
+  const auto worker = Attach("a");
+  EXPECT_EQ(Lookup(*worker, data)->token_count(), 0);
+  // What it has by the same name is the same, whoever it is.
+  const auto put = Put(*at_other, data);
+  absl::SleepFor(absl::Seconds(2));  // a node that was away is left alone for a while
+  const auto found = Lookup(*worker, data);
+  ASSERT_EQ(found->token_count(), kTokenCount);
+  cluster_ = std::move(nodes_["a"]);
+  const auto request = OpenRequest("r");
+  auto attention = client::Attention::Open(*worker, *found, *request);
+  ASSERT_TRUE(attention.ok()) << attention.status();
+  ReadAndCheck(**attention, data, kTokenCount, 5);
+  nodes_["a"] = std::move(cluster_);
+}
+
 TEST_F(NodesTest, WithoutEtcdLookupsGoOn) {
   StartNode("a");
   StartNode("b");
