@@ -1,6 +1,8 @@
 #include "services/kvstore/bulk_client.h"
 
+#include <algorithm>
 #include <boost/asio/post.hpp>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/core/status.h"
@@ -30,6 +32,7 @@ void BulkClient::Close() {
 BulkSocket::Awaitable<absl::Status> BulkClient::Connect() {
   if (was_connected_) counters_->reconnects.fetch_add(1, std::memory_order_relaxed);
   was_connected_ = true;
+  counters_->connections_made.fetch_add(1, std::memory_order_relaxed);
   last_request_ = 0;
   const auto socket = std::make_shared<BulkSocket>(strand_, peer_.tls);
   socket_ = socket;
@@ -65,6 +68,24 @@ BulkSocket::Awaitable<absl::Status> BulkClient::Connect() {
 }
 
 BulkSocket::Awaitable<absl::Status> BulkClient::Fetch(std::vector<BulkTarget*> targets) {
+  const bool is_rested = std::exchange(has_rested_, false) && socket_ != nullptr;
+  if (!is_rested) {
+    const absl::Status status = co_await Ask(targets, peer_.timeout_ms);
+    co_return status;
+  }
+  counters_->connections_reused.fetch_add(1, std::memory_order_relaxed);
+  const int64_t before = answer_count_;
+  const int64_t first_answer_ms = std::min(peer_.timeout_ms, kRestedAnswerMs);
+  const absl::Status rested = co_await Ask(targets, first_answer_ms);
+  if (rested.ok() || answer_count_ > before) co_return rested;
+  counters_->connections_replaced.fetch_add(1, std::memory_order_relaxed);
+  was_connected_ = false;  // nothing of this pull was lost
+  const absl::Status status = co_await Ask(targets, peer_.timeout_ms);
+  co_return status;
+}
+
+BulkSocket::Awaitable<absl::Status> BulkClient::Ask(const std::vector<BulkTarget*>& targets,
+                                                    int64_t first_answer_ms) {
   absl::Status status;
   if (socket_ == nullptr) status = co_await Connect();
   std::string asked;
@@ -80,12 +101,15 @@ BulkSocket::Awaitable<absl::Status> BulkClient::Fetch(std::vector<BulkTarget*> t
     socket_->ExpireAfter(peer_.timeout_ms);
     status = co_await socket_->Write(std::move(asked));
   }
+  int64_t answer_ms = first_answer_ms;
   for (BulkTarget* target : open) {
     if (!status.ok()) break;
-    socket_->ExpireAfter(peer_.timeout_ms);
+    socket_->ExpireAfter(std::exchange(answer_ms, peer_.timeout_ms));
     status = co_await Receive(++request_id, target);
   }
-  if (!status.ok() && socket_ != nullptr) {
+  if (status.ok()) {
+    socket_->NeverExpire();
+  } else if (socket_ != nullptr) {
     socket_->Close();
     socket_ = nullptr;
   }
@@ -126,11 +150,13 @@ BulkSocket::Awaitable<absl::Status> BulkClient::Receive(uint32_t request_id, Bul
     const absl::Status parsed = ParseBulkError(frame->body, &error);
     if (!parsed.ok()) co_return parsed;
     if (header.request_id == 0) co_return error;
+    ++answer_count_;
     if (header.request_id != request_id) co_return Contradiction("an answer out of order");
     target->status = error;
     target->is_done = true;
     co_return absl::OkStatus();
   }
+  ++answer_count_;
   if (header.type != BulkFrameType::kBlock || header.request_id != request_id) {
     co_return Contradiction("an answer out of order");
   }
@@ -138,6 +164,7 @@ BulkSocket::Awaitable<absl::Status> BulkClient::Receive(uint32_t request_id, Bul
   if (!head.ok()) co_return head.status();
   const absl::Status checked = CheckHead(*head, target);
   if (!checked.ok()) co_return checked;
+  socket_->ExpireAfter(peer_.timeout_ms);
   const int64_t before = target->received_bytes;
   const absl::Status status = co_await socket_->ReadData(target->spans, &target->received_bytes);
   counters_->bytes_received.fetch_add(target->received_bytes - before, std::memory_order_relaxed);

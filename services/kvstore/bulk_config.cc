@@ -78,10 +78,16 @@ void AddBulkFields(BulkConfig* config, ConfigSection* section) {
                       "connections that other stores may have to this one");
   section->AddSize("bulk_in_flight", &config->in_flight_bytes, {1 << 16, int64_t{1} << 40},
                    "bytes that one pull has asked for and not received; at least one block a "
-                   "connection");
+                   "connection; twice what the link carries in a round trip fills it");
   section->AddDuration("bulk_timeout", &config->timeout_ms, {100, 3'600'000},
                        "how long one block may take, or the answer to a request for it, before "
                        "the connection is made anew");
+  section->AddInteger("bulk_idle_connections", &config->idle_connections, {0, 64}, "connections",
+                      "connections to one peer, for one cache and tenant, that stay open for the "
+                      "next pull; 0: each pull makes its own");
+  // Shorter than the minute after which the other side ends them.
+  section->AddDuration("bulk_idle_time", &config->idle_time_ms, {100, 50'000},
+                       "how long such a connection stays open when no pull uses it");
   section->AddInteger("bulk_threads", &config->threads, {1, 256}, "threads",
                       "threads that send, receive and check blocks");
   section->AddCheck(

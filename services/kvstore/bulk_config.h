@@ -23,6 +23,8 @@ struct BulkConfig {
   int32_t connection_limit = 64;
   int64_t in_flight_bytes = int64_t{64} << 20;  // of one pull
   int64_t timeout_ms = 10'000;
+  int32_t idle_connections = 4;   // to one peer, kept between pulls
+  int64_t idle_time_ms = 30'000;  // for so long
   int32_t threads = 2;
   // Not settings of their own: section "server", whose rules and certificates are used. The section
   // is checked once it is known.

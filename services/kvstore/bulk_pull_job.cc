@@ -40,10 +40,10 @@ int64_t ReceivedBytes(const std::vector<BulkTarget*>& targets) {
 }  // namespace
 
 PullJob::PullJob(const BulkConfig& config, const BulkPuller::Dependencies& with,
-                 asio::io_context* io_context, PullRequest request, BulkPuller::Done done)
+                 std::shared_ptr<BulkPool> connections, PullRequest request, BulkPuller::Done done)
     : config_(config),
       with_(with),
-      io_context_(io_context),
+      connections_(std::move(connections)),
       request_(std::move(request)),
       with_planes_(request_.order != PullOrder::kOriginalsOnly),
       with_originals_(request_.order != PullOrder::kOriginalsLater),
@@ -58,6 +58,7 @@ PullJob::~PullJob() {
     Log(LogLevel::kWarning, "pull_originals_lost",
         {{"peer", request_.peer}, {"blocks", lost_count_}});
   }
+  ReturnClients();
   with_.engine->EndPull(&pull_);
 }
 
@@ -79,26 +80,20 @@ absl::Status PullJob::Prepare() {
   }
   next_ = publish_next_ = pull_.held.size();
   end_ = request_.keys.size();
-  BulkPeer peer;
-  peer.address = request_.peer;
-  CERTKV_ASSIGN_OR_RETURN(peer.tls, MakeBulkClientTls(config_, with_.clock->NowMs()));
+  peer_.address = request_.peer;
+  CERTKV_ASSIGN_OR_RETURN(peer_.tls, connections_->CurrentTls());
   if (!config_.token_file.empty()) {
-    CERTKV_ASSIGN_OR_RETURN(peer.hello.token, ReadTokenFile(config_.token_file));
+    CERTKV_ASSIGN_OR_RETURN(peer_.hello.token, ReadTokenFile(config_.token_file));
   }
-  peer.hello.spec = cache_->spec_digest();
-  peer.hello.tenant = pull_.tenant_name;
-  peer.plane_bytes = PlaneBytesOf(*cache_);
-  peer.original_bytes = OriginalBytesOf(*cache_);
-  peer.timeout_ms = config_.timeout_ms;
-  const int64_t block_bytes = (with_planes_ ? peer.plane_bytes : 0) + peer.original_bytes;
+  peer_.hello.spec = cache_->spec_digest();
+  peer_.hello.tenant = pull_.tenant_name;
+  peer_.plane_bytes = PlaneBytesOf(*cache_);
+  peer_.original_bytes = OriginalBytesOf(*cache_);
+  peer_.timeout_ms = config_.timeout_ms;
+  const int64_t block_bytes = (with_planes_ ? peer_.plane_bytes : 0) + peer_.original_bytes;
   run_blocks_ = static_cast<size_t>(
       std::clamp<int64_t>(config_.in_flight_bytes / (config_.connections * block_bytes), 1,
                           static_cast<int64_t>(kRunBlocksMax)));
-  for (int32_t i = 0; i < config_.connections; ++i) {
-    clients_.push_back(
-        std::make_shared<BulkClient>(asio::make_strand(*io_context_), peer, with_.counters));
-  }
-  idle_ = clients_;
   return absl::OkStatus();
 }
 
@@ -240,7 +235,26 @@ PullJob::Run PullJob::PendingRun() {
   return run;
 }
 
-bool PullJob::StartRun(ClientPtr client) {
+PullJob::ClientPtr PullJob::NextClient() {
+  if (!idle_.empty()) {
+    ClientPtr client = idle_.back();
+    idle_.pop_back();
+    return client;
+  }
+  if (clients_.size() == static_cast<size_t>(config_.connections)) return nullptr;
+  clients_.push_back(connections_->Take(peer_));
+  return clients_.back();
+}
+
+void PullJob::ReturnClients() {
+  for (const ClientPtr& client : clients_) connections_->Return(client);
+  clients_.clear();
+  idle_.clear();
+}
+
+bool PullJob::StartRun() {
+  ClientPtr client = NextClient();
+  if (client == nullptr) return false;
   std::shared_ptr<Run> run;
   if (is_stage_two_) {
     run = std::make_shared<Run>(PendingRun());
@@ -249,6 +263,7 @@ bool PullJob::StartRun(ClientPtr client) {
     if (!claimed.ok()) {
       // Slots of what is on its way will do, if there is something.
       if (running_ == 0) EndChainAt(next_, claimed.status());
+      idle_.push_back(std::move(client));
       return false;
     }
     run = std::make_shared<Run>(*std::move(claimed));
@@ -264,11 +279,9 @@ void PullJob::Pump() {
   {
     absl::MutexLock lock(&mutex_);
     // Blocks that wait for one before them hold slots: so many, and no more.
-    const size_t window = kWindowRuns * clients_.size() * run_blocks_;
+    const size_t window = kWindowRuns * static_cast<size_t>(config_.connections) * run_blocks_;
     const size_t last = is_stage_two_ ? pending_.size() : std::min(end_, publish_next_ + window);
-    while (!idle_.empty() && next_ < last) {
-      if (!StartRun(idle_.back())) break;
-      idle_.pop_back();
+    while (next_ < last && StartRun()) {
     }
     // Stage two without pending blocks ends with the job's last reference.
     if (running_ > 0 || is_stage_two_) return;
@@ -284,6 +297,8 @@ absl::StatusOr<PullResult> PullJob::EndStageOne() {
   arrived_.clear();
   is_stage_two_ = true;
   next_ = 0;
+  // Before the answer, so that who asks next finds them.
+  if (pending_.empty()) ReturnClients();
   if (!error_.ok()) return error_;
   return result_;
 }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "services/kvstore/bulk_client.h"
+#include "services/kvstore/bulk_pool.h"
 #include "services/kvstore/bulk_puller.h"
 
 namespace certkv::kvstore {
@@ -20,11 +21,11 @@ namespace certkv::kvstore {
 // Invariants:
 //  1. Slots of a claim are published or given back, once.
 //  2. A block that was published without originals is completed or abandoned before EndPull.
-// Lock order: mutex_, then the engine's.
+// Lock order: mutex_, then the engine's or the pool's.
 class PullJob : public std::enable_shared_from_this<PullJob> {
  public:
   PullJob(const BulkConfig& config, const BulkPuller::Dependencies& with,
-          boost::asio::io_context* io_context, PullRequest request, BulkPuller::Done done);
+          std::shared_ptr<BulkPool> connections, PullRequest request, BulkPuller::Done done);
   ~PullJob();
 
   void Begin();
@@ -62,7 +63,11 @@ class PullJob : public std::enable_shared_from_this<PullJob> {
 
   // Gives free connections what is next. Without more to do, ends the stage.
   void Pump();
-  bool StartRun(ClientPtr client) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool StartRun() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // A connection that no run uses: of this job, else of the pool. Null: all run.
+  ClientPtr NextClient() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Gives all connections back; none runs.
+  void ReturnClients() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<Run> ClaimRun() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Run PendingRun() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void FinishRun(ClientPtr client, Run* run, const absl::Status& status);
@@ -78,7 +83,7 @@ class PullJob : public std::enable_shared_from_this<PullJob> {
 
   const BulkConfig config_;
   const BulkPuller::Dependencies with_;
-  boost::asio::io_context* const io_context_;
+  const std::shared_ptr<BulkPool> connections_;
   const PullRequest request_;
   bool with_planes_;  // of stage one; set before it
   bool with_originals_;
@@ -88,8 +93,9 @@ class PullJob : public std::enable_shared_from_this<PullJob> {
   absl::Mutex mutex_;
   BulkPuller::Done done_ ABSL_GUARDED_BY(mutex_);
   Pull pull_ ABSL_GUARDED_BY(mutex_);
-  std::shared_ptr<Cache> cache_;  // of the pull; set once
-  std::vector<ClientPtr> clients_ ABSL_GUARDED_BY(mutex_);
+  std::shared_ptr<Cache> cache_;                            // of the pull; set once
+  BulkPeer peer_;                                           // set once
+  std::vector<ClientPtr> clients_ ABSL_GUARDED_BY(mutex_);  // config_.connections at most
   std::vector<ClientPtr> idle_ ABSL_GUARDED_BY(mutex_);
   bool is_stage_two_ ABSL_GUARDED_BY(mutex_) = false;
   int32_t running_ ABSL_GUARDED_BY(mutex_) = 0;

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/core/status.h"
 #include "services/common/retry_delay.h"
+#include "services/kvstore/bulk_pool.h"
 #include "services/kvstore/bulk_pull_job.h"
 
 namespace certkv::kvstore {
@@ -19,7 +20,11 @@ constexpr int64_t kPullRetryMs = 100;
 
 BulkPuller::BulkPuller(const BulkConfig& config, Dependencies dependencies,
                        boost::asio::io_context* io_context)
-    : config_(config), with_(dependencies), io_context_(io_context) {}
+    : config_(config),
+      with_(dependencies),
+      io_context_(io_context),
+      connections_(std::make_shared<BulkPool>(config, dependencies.clock, dependencies.counters,
+                                              io_context)) {}
 
 BulkPuller::~BulkPuller() { Stop(); }
 
@@ -55,7 +60,7 @@ void BulkPuller::Start(PullRequest request, Done done) {
                                                       kPullsMax, "; retry after some have ended")),
                                kPullRetryMs);
     } else {
-      job = std::make_shared<PullJob>(config_, with_, io_context_, std::move(request), done);
+      job = std::make_shared<PullJob>(config_, with_, connections_, std::move(request), done);
       jobs_.push_back(job);
     }
   }
@@ -73,6 +78,7 @@ void BulkPuller::Stop() {
   for (const auto& weak : jobs) {
     if (const auto job = weak.lock()) job->Stop();
   }
+  connections_->Stop();
 }
 
 }  // namespace certkv::kvstore

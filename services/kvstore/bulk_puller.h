@@ -21,6 +21,7 @@
 
 namespace certkv::kvstore {
 
+class BulkPool;
 class PullJob;
 
 // Invariants:
@@ -57,6 +58,7 @@ class BulkPuller {
   const BulkConfig config_;
   const Dependencies with_;
   boost::asio::io_context* const io_context_;
+  const std::shared_ptr<BulkPool> connections_;
   absl::Mutex mutex_;
   std::vector<std::weak_ptr<PullJob>> jobs_ ABSL_GUARDED_BY(mutex_);
   bool is_stopped_ ABSL_GUARDED_BY(mutex_) = false;

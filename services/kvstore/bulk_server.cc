@@ -1,12 +1,15 @@
 #include "services/kvstore/bulk_server.h"
 
 #include <algorithm>
+#include <atomic>
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/detached.hpp>
 #include <boost/asio/post.hpp>
 #include <boost/asio/redirect_error.hpp>
 #include <boost/asio/use_awaitable.hpp>
 #include <chrono>
+#include <limits>
+#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -24,6 +27,7 @@ using asio::ip::tcp;
 using boost::system::error_code;
 
 // A peer that asks for nothing keeps its session and connection for so long.
+// Longer than kvstore.bulk_idle_time may be, so that mostly the peer ends it.
 constexpr int64_t kIdleMs = 60'000;
 constexpr std::chrono::milliseconds kAcceptRetry{100};
 
@@ -101,8 +105,8 @@ class BulkServer::Impl : public std::enable_shared_from_this<BulkServer::Impl> {
     });
     absl::MutexLock lock(&mutex_);
     is_stopped_ = true;
-    for (const auto& weak : sockets_) {
-      if (const auto socket = weak.lock()) socket->Close();
+    for (const auto& weak : connections_) {
+      if (const auto connection = weak.lock()) connection->socket->Close();
     }
   }
 
@@ -110,23 +114,20 @@ class BulkServer::Impl : public std::enable_shared_from_this<BulkServer::Impl> {
   template <typename T>
   using Awaitable = BulkSocket::Awaitable<T>;
   using SocketPtr = std::shared_ptr<BulkSocket>;
+  struct Connection {
+    SocketPtr socket;
+    std::atomic<int64_t> idle_since_ns{0};  // it waits for a GET; 0: it does not
+  };
+  using ConnectionPtr = std::shared_ptr<Connection>;
 
   // Coroutines are static functions whose first argument keeps the server: GCC 12 destroys
   // temporaries of lambdas twice.
   static Awaitable<void> Accept(std::shared_ptr<Impl> self) {
     while (self->acceptor_.is_open()) {
-      // Read for each connection, so that renewed certificates are used.
-      auto tls = MakeBulkServerTls(self->config_.access, self->with_.clock->NowMs());
-      if (tls.ok()) {
-        self->last_tls_ = *tls;
-      } else {
-        Log(LogLevel::kError, "bulk_certificate_refused",
-            {{"reason", ReasonOf(tls.status())}, {"message", tls.status().message()}});
-      }
-      const auto socket =
-          std::make_shared<BulkSocket>(asio::make_strand(*self->io_context_), self->last_tls_);
+      const auto strand = asio::make_strand(*self->io_context_);
+      tcp::socket accepted(strand);
       error_code error;
-      co_await self->acceptor_.async_accept(socket->tcp(),
+      co_await self->acceptor_.async_accept(accepted,
                                             asio::redirect_error(asio::use_awaitable, error));
       if (error == asio::error::operation_aborted) break;
       if (error) {  // no descriptor is free, say; it would fail again at once
@@ -135,30 +136,66 @@ class BulkServer::Impl : public std::enable_shared_from_this<BulkServer::Impl> {
         co_await wait.async_wait(asio::redirect_error(asio::use_awaitable, error));
         continue;
       }
-      if (!self->Add(socket)) continue;
-      asio::co_spawn(socket->strand(), Serve(self, socket), asio::detached);
+      const auto connection = std::make_shared<Connection>();
+      connection->socket =
+          std::make_shared<BulkSocket>(strand, self->CurrentTls(), std::move(accepted));
+      if (!self->Add(connection)) continue;
+      asio::co_spawn(strand, Serve(self, connection), asio::detached);
     }
   }
 
-  // False: there are too many already, and the socket closes.
-  bool Add(const SocketPtr& socket) {
+  // Made for each connection, so that renewed certificates are used. On the acceptor's strand.
+  BulkSocket::Tls CurrentTls() {
+    auto tls = MakeBulkServerTls(config_.access, with_.clock->NowMs());
+    if (tls.ok()) {
+      last_tls_ = *tls;
+    } else {
+      Log(LogLevel::kError, "bulk_certificate_refused",
+          {{"reason", ReasonOf(tls.status())}, {"message", tls.status().message()}});
+    }
+    return last_tls_;
+  }
+
+  // False: there are too many already, of which none rests, and the socket closes.
+  bool Add(const ConnectionPtr& connection) {
     absl::MutexLock lock(&mutex_);
-    sockets_.erase(std::remove_if(sockets_.begin(), sockets_.end(),
-                                  [](const auto& weak) { return weak.expired(); }),
-                   sockets_.end());
-    if (is_stopped_ || static_cast<int32_t>(sockets_.size()) >= config_.connection_limit) {
+    connections_.erase(std::remove_if(connections_.begin(), connections_.end(),
+                                      [](const auto& weak) { return weak.expired(); }),
+                       connections_.end());
+    const bool is_full = static_cast<int32_t>(connections_.size()) >= config_.connection_limit;
+    if (is_stopped_ || (is_full && !CloseLongestIdle())) {
       with_.counters->peers_refused.fetch_add(1, std::memory_order_relaxed);
       return false;
     }
-    sockets_.push_back(socket);
+    connections_.push_back(connection);
     return true;
   }
 
-  static Awaitable<void> Serve(std::shared_ptr<Impl> self, SocketPtr socket) {
+  // Peers keep connections for their next pull, and make new ones when these are gone.
+  bool CloseLongestIdle() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    size_t longest = connections_.size();
+    int64_t since_ns = std::numeric_limits<int64_t>::max();
+    for (size_t i = 0; i < connections_.size(); ++i) {
+      const ConnectionPtr connection = connections_[i].lock();
+      const int64_t idle_ns = connection == nullptr ? 0 : connection->idle_since_ns.load();
+      if (idle_ns == 0 || idle_ns >= since_ns) continue;
+      longest = i;
+      since_ns = idle_ns;
+    }
+    if (longest == connections_.size()) return false;
+    if (const ConnectionPtr connection = connections_[longest].lock()) connection->socket->Close();
+    connections_.erase(connections_.begin() + static_cast<std::ptrdiff_t>(longest));
+    with_.counters->connections_displaced.fetch_add(1, std::memory_order_relaxed);
+    return true;
+  }
+
+  static Awaitable<void> Serve(std::shared_ptr<Impl> self, ConnectionPtr connection) {
+    const SocketPtr socket = connection->socket;
     self->with_.counters->connections.fetch_add(1, std::memory_order_relaxed);
     socket->ExpireAfter(self->config_.timeout_ms);
     absl::Status status = co_await socket->AcceptTls();
-    if (status.ok()) status = co_await Converse(self, socket);
+    if (status.ok()) status = co_await Converse(self, connection);
+    connection->idle_since_ns = 0;
     const bool is_cut = ReasonOf(status) == "BULK_DISCONNECTED";
     if (!is_cut) {
       self->with_.counters->peers_refused.fetch_add(1, std::memory_order_relaxed);
@@ -172,7 +209,8 @@ class BulkServer::Impl : public std::enable_shared_from_this<BulkServer::Impl> {
   }
 
   // Until the peer goes, or breaks the rules. Never OK.
-  static Awaitable<absl::Status> Converse(std::shared_ptr<Impl> self, SocketPtr socket) {
+  static Awaitable<absl::Status> Converse(std::shared_ptr<Impl> self, ConnectionPtr connection) {
+    const SocketPtr socket = connection->socket;
     absl::StatusOr<BulkFrame> frame = co_await socket->ReadFrame();
     if (!frame.ok()) co_return frame.status();
     const absl::StatusOr<BulkHello> hello = self->CheckHello(*frame);
@@ -192,7 +230,9 @@ class BulkServer::Impl : public std::enable_shared_from_this<BulkServer::Impl> {
         {*ChooseBulkVersion(*hello), PlaneBytesOf(**cache), OriginalBytesOf(**cache)}));
     while (status.ok()) {
       socket->ExpireAfter(kIdleMs);
+      connection->idle_since_ns = self->with_.clock->MonotonicNs();
       frame = co_await socket->ReadFrame();
+      connection->idle_since_ns = 0;
       if (!frame.ok()) co_return frame.status();
       if (frame->header.type != BulkFrameType::kGet) co_return Unexpected(frame->header);
       const absl::StatusOr<BulkGet> get = ParseBulkGet(frame->body);
@@ -229,7 +269,8 @@ class BulkServer::Impl : public std::enable_shared_from_this<BulkServer::Impl> {
                                   " came out of turn; a client says HELLO once, then GET"));
   }
 
-  // A block, or why not; an error of its own only when the connection is over.
+  // A block, or why not; an error of its own only when the connection is over, as it is when its
+  // session is: a cache that no worker uses makes room for another.
   static Awaitable<absl::Status> Answer(std::shared_ptr<Impl> self, SocketPtr socket,
                                         SessionId session, uint32_t request_id, BulkGet get) {
     StoreEngine* const engine = self->with_.engine;
@@ -257,6 +298,8 @@ class BulkServer::Impl : public std::enable_shared_from_this<BulkServer::Impl> {
                            absl::StrCat("a GET from byte ", get.offset, " on, of a block of ",
                                         answer.total_bytes, " bytes"));
       }
+    } else if (ReasonOf(found) == "SESSION_NOT_FOUND") {
+      status = found;
     } else {
       status = co_await socket->Write(EncodeBulkError(request_id, found));
     }
@@ -284,7 +327,7 @@ class BulkServer::Impl : public std::enable_shared_from_this<BulkServer::Impl> {
   BulkSocket::Tls last_tls_;  // the last that could be made; null only where there is to be none
   int32_t port_ = 0;
   absl::Mutex mutex_;
-  std::vector<std::weak_ptr<BulkSocket>> sockets_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::weak_ptr<Connection>> connections_ ABSL_GUARDED_BY(mutex_);
   bool is_stopped_ ABSL_GUARDED_BY(mutex_) = false;
 };
 

@@ -12,6 +12,7 @@
 #include <boost/asio/ssl/host_name_verification.hpp>
 #include <boost/asio/use_awaitable.hpp>
 #include <chrono>
+#include <fstream>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/core/status.h"
@@ -28,6 +29,13 @@ using boost::system::error_code;
 constexpr size_t kBuffersMax = 64;  // of one call of the system, as Asio has it
 // Larger than what a connection has by default: fewer wake-ups for blocks of megabytes.
 constexpr int kSocketBufferBytes = 4 << 20;
+
+int64_t NumberIn(const char* path) {
+  std::ifstream file(path);
+  int64_t number = 0;
+  file >> number;
+  return number;
+}
 
 // "[::1]:4711" is ::1 and 4711.
 std::pair<std::string, std::string> SplitAddress(const std::string& address) {
@@ -98,6 +106,12 @@ absl::StatusOr<BulkSocket::Tls> MakeTls(const CertificateFiles& files, bool veri
 
 }  // namespace
 
+// A buffer that was set does not grow by itself any more, so one that the system would cut short is
+// worse than none: at its default limit of 208 KiB a connection of 10 ms carries 20 MB/s.
+int BulkBufferBytes(int64_t limit_bytes) {
+  return limit_bytes < kSocketBufferBytes ? 0 : kSocketBufferBytes;
+}
+
 absl::StatusOr<BulkSocket::Tls> MakeBulkServerTls(const AccessConfig& access, int64_t now_ms) {
   if (access.tcp_security == TcpSecurity::kInsecure) return BulkSocket::Tls();
   const CertificateFiles files = access.certificate_files();
@@ -110,10 +124,13 @@ absl::StatusOr<BulkSocket::Tls> MakeBulkClientTls(const BulkConfig& config, int6
 }
 
 BulkSocket::BulkSocket(Strand strand, Tls tls)
+    : BulkSocket(strand, std::move(tls), tcp::socket(strand)) {}
+
+BulkSocket::BulkSocket(Strand strand, Tls tls, tcp::socket accepted)
     : strand_(std::move(strand)),
       tls_(std::move(tls)),
       no_tls_(tls_ == nullptr ? NewContext() : nullptr),
-      stream_(strand_, tls_ == nullptr ? *no_tls_ : *tls_),
+      stream_(std::move(accepted), tls_ == nullptr ? *no_tls_ : *tls_),
       timer_(strand_) {}
 
 void BulkSocket::ExpireAfter(int64_t timeout_ms) {
@@ -128,6 +145,11 @@ void BulkSocket::ExpireAfter(int64_t timeout_ms) {
     error_code ignored;
     self->tcp().close(ignored);
   });
+}
+
+void BulkSocket::NeverExpire() {
+  // Not cancelled: a wait that has just ended looks at the time that was set last.
+  timer_.expires_at(asio::steady_timer::time_point::max());
 }
 
 void BulkSocket::Close() {
@@ -164,7 +186,10 @@ BulkSocket::Awaitable<absl::Status> BulkSocket::Connect(const std::string& addre
   if (error) co_return Disconnected("connecting", error);
   error_code ignored;
   tcp().set_option(tcp::no_delay(true), ignored);
-  tcp().set_option(asio::socket_base::receive_buffer_size(kSocketBufferBytes), ignored);
+  static const int buffer_bytes = BulkBufferBytes(NumberIn("/proc/sys/net/core/rmem_max"));
+  if (buffer_bytes > 0) {
+    tcp().set_option(asio::socket_base::receive_buffer_size(buffer_bytes), ignored);
+  }
   if (tls_ == nullptr) co_return absl::OkStatus();
   stream_.set_verify_callback(ssl::host_name_verification(host), ignored);
   SSL_set_tlsext_host_name(stream_.native_handle(), host.c_str());
@@ -175,7 +200,10 @@ BulkSocket::Awaitable<absl::Status> BulkSocket::Connect(const std::string& addre
 BulkSocket::Awaitable<absl::Status> BulkSocket::AcceptTls() {
   error_code ignored;
   tcp().set_option(tcp::no_delay(true), ignored);
-  tcp().set_option(asio::socket_base::send_buffer_size(kSocketBufferBytes), ignored);
+  static const int buffer_bytes = BulkBufferBytes(NumberIn("/proc/sys/net/core/wmem_max"));
+  if (buffer_bytes > 0) {
+    tcp().set_option(asio::socket_base::send_buffer_size(buffer_bytes), ignored);
+  }
   if (tls_ == nullptr) co_return absl::OkStatus();
   const absl::Status status = co_await Handshake(ssl::stream_base::server);
   co_return status;

@@ -46,8 +46,9 @@ class BulkSocket : public std::enable_shared_from_this<BulkSocket> {
   using Awaitable = boost::asio::awaitable<T>;
   using Tls = std::shared_ptr<boost::asio::ssl::context>;
 
-  // `tls` null: in the clear.
+  // `tls` null: in the clear. `accepted` is a connection that a server got, on the same strand.
   BulkSocket(Strand strand, Tls tls);
+  BulkSocket(Strand strand, Tls tls, boost::asio::ip::tcp::socket accepted);
   BulkSocket(const BulkSocket&) = delete;
   BulkSocket& operator=(const BulkSocket&) = delete;
 
@@ -56,6 +57,8 @@ class BulkSocket : public std::enable_shared_from_this<BulkSocket> {
 
   // What is not done this much later is ended. Counts anew with every call.
   void ExpireAfter(int64_t timeout_ms);
+  // Nothing is ended any more until ExpireAfter: the connection rests.
+  void NeverExpire();
   // Ends what runs. On any thread.
   void Close();
 
@@ -86,6 +89,10 @@ class BulkSocket : public std::enable_shared_from_this<BulkSocket> {
   boost::asio::steady_timer timer_;
   bool expired_ = false;
 };
+
+// What a connection's buffers are set to where the system allows so many bytes; 0: they are left
+// alone.
+int BulkBufferBytes(int64_t limit_bytes);
 
 // Contexts from the files of a server's access config, read now: a connection is made with the
 // certificates of its time. Null where it says insecure.

@@ -29,6 +29,12 @@ constexpr MetricInfo kInfos[] = {
      "restored, prefetched (restored after the lookup), prefetch_refused (no room), rebuilt, lost"},
     {"certkv_kvstore_bulk_connections_total", MetricKind::kGauge, "",
      "Connections that other stores have to kvstore.bulk_address"},
+    {"certkv_kvstore_bulk_idle_connections_total", MetricKind::kGauge, "",
+     "Connections to other stores that are kept for the next pull"},
+    {"certkv_kvstore_bulk_connection_events_total", MetricKind::kCounter, "event",
+     "Connections to other stores that were made, that a pull had of one before it (reused), and "
+     "of these the ones that had ended meanwhile (replaced); connections of others that were idle "
+     "and closed for new ones (displaced): raise kvstore.bulk_connection_limit if that goes on"},
     {"certkv_kvstore_bulk_bytes_total", MetricKind::kCounter, "direction",
      "Bytes of blocks sent to and received from other stores"},
     {"certkv_kvstore_bulk_blocks_total", MetricKind::kCounter, "event",
@@ -180,6 +186,12 @@ void CollectBulkMetrics(const BulkCounters& counters, MetricSink* sink) {
     sink->Add(name, number, {{label, value}});
   };
   add("certkv_kvstore_bulk_connections_total", counters.connections);
+  add("certkv_kvstore_bulk_idle_connections_total", counters.idle_connections);
+  const char* const connections = "certkv_kvstore_bulk_connection_events_total";
+  add(connections, counters.connections_made, "event", "made");
+  add(connections, counters.connections_reused, "event", "reused");
+  add(connections, counters.connections_replaced, "event", "replaced");
+  add(connections, counters.connections_displaced, "event", "displaced");
   add("certkv_kvstore_bulk_bytes_total", counters.bytes_sent, "direction", "sent");
   add("certkv_kvstore_bulk_bytes_total", counters.bytes_received, "direction", "received");
   const char* const blocks = "certkv_kvstore_bulk_blocks_total";

@@ -14,18 +14,20 @@
 
 namespace certkv {
 
-inline sockaddr_in LoopbackAddress(int32_t port) {
+inline constexpr char kLoopback[] = "127.0.0.1";
+
+inline sockaddr_in SocketAddress(const char* host, int32_t port) {
   sockaddr_in address{};
   address.sin_family = AF_INET;
   address.sin_port = htons(static_cast<uint16_t>(port));
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  inet_pton(AF_INET, host, &address.sin_addr);
   return address;
 }
 
-// A socket that listens on a free port of this host.
-inline UniqueFd ListenOnLoopback(int32_t* port) {
+// A socket that listens on a free port of an address of this host.
+inline UniqueFd ListenOn(const char* host, int32_t* port) {
   UniqueFd listener(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  sockaddr_in address = LoopbackAddress(0);
+  sockaddr_in address = SocketAddress(host, 0);
   socklen_t size = sizeof(address);
   CERTKV_CHECK(bind(listener.get(), reinterpret_cast<sockaddr*>(&address), size) == 0 &&
                    listen(listener.get(), 64) == 0 &&
@@ -35,15 +37,18 @@ inline UniqueFd ListenOnLoopback(int32_t* port) {
   return listener;
 }
 
+inline UniqueFd ListenOnLoopback(int32_t* port) { return ListenOn(kLoopback, port); }
+
 // Invalid where nobody listens.
-inline UniqueFd ConnectToLoopback(int32_t port) {
+inline UniqueFd ConnectTo(const char* host, int32_t port) {
   UniqueFd fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  const sockaddr_in address = LoopbackAddress(port);
+  const sockaddr_in address = SocketAddress(host, port);
   if (connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) {
     fd.reset();
   }
   return fd;
 }
+inline UniqueFd ConnectToLoopback(int32_t port) { return ConnectTo(kLoopback, port); }
 
 // A port that nobody listens on at this moment.
 inline int32_t UnusedPort() {

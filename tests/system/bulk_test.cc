@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -72,9 +74,10 @@ class BulkTest : public SystemTest {
     ASSERT_NE(source_sequence_, nullptr);
   }
   absl::StatusOr<std::unique_ptr<client::Sequence>> Pull(
-      client::PullOrder order = client::PullOrder::kWhole) {
+      client::PullOrder order = client::PullOrder::kWhole, int64_t token_count = kTokenCount) {
     if (worker_ == nullptr) worker_ = AttachWorker(data_->spec);
-    return worker_->Pull(peer_, data_->token_ids, client::DefaultKeyContext(data_->spec), order);
+    return worker_->Pull(peer_, absl::MakeConstSpan(data_->token_ids).first(token_count),
+                         client::DefaultKeyContext(data_->spec), order);
   }
   // Reads the last position; outputs and certificates as bytes.
   std::vector<std::string> Read(Cluster& cluster, client::Worker& worker,
@@ -198,6 +201,43 @@ TEST_F(BulkTest, ReadsBeforeTheOriginalsAreCertifiedOrErrors) {
     EXPECT_EQ(Read(*cluster_, *worker_, **sequence, mode), there);
     EXPECT_FALSE(there.empty());
   }
+}
+
+TEST_F(BulkTest, ConnectionsStayUntilACertificateFileChanges) {
+  ASSERT_NO_FATAL_FAILURE(MakeCertificates());
+  ASSERT_NO_FATAL_FAILURE(StartSource());
+  ASSERT_NO_FATAL_FAILURE(PutOnSource());
+  proxy_ = std::make_unique<TcpProxy>(source_port_);
+  ASSERT_NO_FATAL_FAILURE(StartTarget(proxy_->port()));
+  const auto pull = [this](int64_t token_count) {
+    const auto sequence = Pull(client::PullOrder::kWhole, token_count);
+    EXPECT_TRUE(sequence.ok()) << sequence.status();
+    EXPECT_EQ(sequence.ok() ? (*sequence)->token_count() : 0, token_count);
+  };
+  for (const int64_t blocks : {1, 2, 3}) pull(64 * blocks);
+  EXPECT_EQ(proxy_->connection_count(), 1) << "one handshake for three pulls";
+  // The same certificate, but who knows that before it is read.
+  std::ofstream(certificates_.Path("store-b.crt"), std::ios::app) << "\n";
+  pull(64 * 4);
+  EXPECT_EQ(proxy_->connection_count(), 2);
+  std::ofstream(certificates_.Path("ca.crt"), std::ios::app) << "\n";
+  pull(64 * 5);
+  EXPECT_EQ(proxy_->connection_count(), 3);
+}
+
+TEST_F(BulkTest, ServersShowTheCertificateOfNow) {
+  ASSERT_NO_FATAL_FAILURE(MakeCertificates());
+  ASSERT_NO_FATAL_FAILURE(StartSource());
+  ASSERT_NO_FATAL_FAILURE(PutOnSource());
+  ASSERT_NO_FATAL_FAILURE(StartTarget(source_port_));
+  // From now on it is one that the other store does not believe.
+  const Certificates other;
+  ASSERT_TRUE(other.Make("ca") && other.Make("server localhost 127.0.0.1"));
+  for (const char* name : {"server.crt", "server.key"}) {
+    std::filesystem::copy_file(other.Path(name), certificates_.Path(name),
+                               std::filesystem::copy_options::overwrite_existing);
+  }
+  EXPECT_EQ(ReasonOf(Pull().status()), "BULK_TLS_FAILED");
 }
 
 TEST_F(BulkTest, StrangersGetNothing) {
