@@ -4,9 +4,10 @@ answers with one line of JSON.
     vllm_engine.py MODEL CONNECTOR PROCESSES
 
 CONNECTOR: a JSON object for KVTransferConfig, or null. PROCESSES: "one", which starts in a third of
-the time, or "several", as vLLM has by default (front end, scheduler, worker). Requests: {"prompt":
-token ids, "tokens": n} gives token ids, cached tokens and seconds; {"forget": true} drops the
-engine's own prefix cache.
+the time, or "several", as vLLM has by default (front end, scheduler, worker). Requests: {"prompts":
+lists of token ids, "tokens": n} gives answers, token ids and cached tokens of each, and seconds;
+{"text": token ids, "first": n} gives, for each token from the n-th on, how far its log-probability
+is below the likeliest token's; {"forget": true} drops the engine's own prefix cache.
 """
 
 import json
@@ -21,6 +22,16 @@ os.environ.update(
     DO_NOT_TRACK="1",
     VLLM_ENABLE_V1_MULTIPROCESSING="1" if sys.argv[3:] == ["several"] else "0",
 )
+
+
+def below_likeliest(engine, text, first, sampling):
+    """Nats, of text[first:], each given what comes before it; computed as a prompt."""
+    (output,) = engine.generate([{"prompt_token_ids": text}], sampling, use_tqdm=False)
+    below = []
+    for token, logprobs in zip(text[first:], output.prompt_logprobs[first:]):
+        best = max(logprob.logprob for logprob in logprobs.values())
+        below.append(best - logprobs[token].logprob)
+    return below
 
 
 def main():
@@ -51,13 +62,18 @@ def main():
         if "forget" in request:
             answer(forgot=engine.reset_prefix_cache())
             continue
+        if "text" in request:
+            sampling = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=1)
+            answer(below=below_likeliest(engine, request["text"], request["first"], sampling))
+            continue
         began = time.monotonic()
         sampling = SamplingParams(temperature=0, max_tokens=request["tokens"], ignore_eos=True)
-        prompt = {"prompt_token_ids": request["prompt"]}
-        (output,) = engine.generate([prompt], sampling, use_tqdm=False)
+        prompts = [{"prompt_token_ids": prompt} for prompt in request["prompts"]]
+        outputs = engine.generate(prompts, sampling, use_tqdm=False)
         answer(
-            token_ids=list(output.outputs[0].token_ids),
-            cached=output.num_cached_tokens,
+            answers=[
+                (list(output.outputs[0].token_ids), output.num_cached_tokens) for output in outputs
+            ],
             seconds=time.monotonic() - began,
         )
 

@@ -363,7 +363,7 @@ def test_requests_whose_names_do_not_say_what_they_hold_are_left_alone(engines, 
     request = Request("a", 130, seed=28, **what)
     assert run_once(plan, engine, request, [0, 1]) == 0
     assert engine.counters.take() == {"requests_left_alone": 1}
-    assert plan.computed_tokens("a") is None
+    assert plan.request("a") is None
 
 
 def test_a_scheduler_goes_on_while_the_store_is_away(engines, tmp_path):

@@ -61,9 +61,9 @@ class PrefixPlan:
     Its methods are for the engine's thread alone, and wait for the store for 10 ms at most.
 
     A request is an object with request_id, num_tokens, num_computed_tokens, all_token_ids,
-    block_hashes (bytes, each over all blocks before it), lora_request, mm_features and
-    prompt_embeds; those with one of the last three are left alone, because their names don't say
-    what they hold.
+    block_hashes (bytes, each over all blocks before it), lora_request, mm_features, prompt_embeds
+    and cache_salt; those with one of the three before the last are left alone, because their names
+    don't say what they hold.
 
     Args:
         link: of a client whose blocks hold store_tokens tokens.
@@ -71,6 +71,9 @@ class PrefixPlan:
         rank_count: tensor-parallel workers, each with blocks of its own.
         loads, saves: which of them to make.
         counters: gets lookups, lookups_without_store and requests_left_alone.
+        has_plain_keys: keys are of token ids alone, as those of Client.put_sequence, and requests
+            with a cache_salt are left alone too; otherwise they hold the engine's block hashes,
+            which the salt is part of.
     """
 
     def __init__(
@@ -82,19 +85,23 @@ class PrefixPlan:
         rank_count: int = 1,
         loads: bool = True,
         saves: bool = True,
+        has_plain_keys: bool = False,
     ) -> None:
         self._link, self._counters = link, counters
         self._engine_tokens, self._store_tokens = engine_tokens, store_tokens
         self._per_block = store_tokens // engine_tokens
         self._rank_count = rank_count
         self._loads, self._saves = loads, saves
+        self._has_plain_keys = has_plain_keys
         self._tracked: dict[str, _Tracked] = {}
         self._pending: list[LoadJob] = []
         self._thread = JobThread("certkv-lookup", self._find)
 
     def add(self, request: Any) -> None:
         """Before anything else of the request. Idempotent."""
-        if request.lora_request or request.mm_features or request.prompt_embeds is not None:
+        is_salted = self._has_plain_keys and request.cache_salt
+        is_other = request.lora_request or request.mm_features or request.prompt_embeds is not None
+        if is_other or is_salted:
             self._counters.add("requests_left_alone")
             return
         self._tracked.setdefault(
@@ -161,10 +168,10 @@ class PrefixPlan:
         pending, self._pending = self._pending, []
         return pending
 
-    def computed_tokens(self, request_id: str) -> Optional[int]:
-        """Tokens that a request has before the step that is planned; None for unknown ones."""
+    def request(self, request_id: str) -> Optional[Any]:
+        """The engine's object; None for one that is left alone."""
         tracked = self._tracked.get(request_id)
-        return None if tracked is None else tracked.request.num_computed_tokens
+        return None if tracked is None else tracked.request
 
     def take_saves(self, scheduled: Iterable[tuple[str, int, list[int]]]) -> list[SaveJob]:
         """Saves of a step.
@@ -262,6 +269,7 @@ class PrefixPlan:
         hashes = [
             bytes(request.block_hashes[(block + 1) * self._per_block - 1])
             for block in range(have, blocks)
+            if not self._has_plain_keys
         ]
         try:
             new = [

@@ -11,15 +11,13 @@ from __future__ import annotations
 
 import atexit
 import dataclasses
-import hashlib
+import functools
 import json
 import logging
 import os
-import pathlib
-import re
 import threading
 import time
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 import sglang
@@ -28,10 +26,8 @@ from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBack
 from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 
 from certkv import _engine, _errors, _native
-from certkv._client import Client, Sequence
+from certkv._decode_rows import DecodeRow, DecodeRows, Prefix
 from certkv._engine import read_options, unsupported, weights_fingerprint
-from certkv._reads import Attention
-from certkv._request import Request
 from certkv._spec import CacheSpec
 from certkv._store_link import StoreLink
 from certkv._transformers_spec import spec_of_config
@@ -40,7 +36,6 @@ from certkv.sglang import TESTED_VERSIONS
 ENVIRONMENT = "CERTKV_SGLANG"
 _log = logging.getLogger("sglang.certkv")
 _UNKNOWN = -1  # id of a token that no forward of this engine has computed
-_OPENINGS_MAX = 16  # of one request id
 # SGLang doesn't tell its attention that a request has ended: it has when a step runs without it, or
 # when none has run for so long.
 _IDLE_SECONDS = 3.0
@@ -126,32 +121,6 @@ def spec_of(runner: Any, options: AttentionOptions) -> CacheSpec:
     return spec
 
 
-class _Row:
-    """A request that decodes.
-
-    Attributes:
-        token_count: its tokens, with the one that is computed now.
-        client, sequence, attention, request: None when it goes on without the store.
-    """
-
-    def __init__(self, request_id: str) -> None:
-        self.request_id = request_id
-        self.token_count = 0
-        self.client: Optional[Client] = None
-        self.sequence: Optional[Sequence] = None
-        self.attention: Optional[Attention] = None
-        self.request: Optional[Request] = None
-        self.records: list[np.ndarray] = []
-
-    @property
-    def is_certified(self) -> bool:
-        return self.attention is not None
-
-    def drop(self) -> None:
-        """From here on without the store."""
-        self.client = self.sequence = self.attention = self.request = None
-
-
 class CertKVAttnBackend(TorchNativeAttnBackend):
     """SGLang makes one for its model runner.
 
@@ -169,13 +138,15 @@ class CertKVAttnBackend(TorchNativeAttnBackend):
         self.spec = spec_of(runner, self._options)
         slots = self.token_to_kv_pool.get_key_buffer(0).shape[0]
         self._ids = torch.full((slots,), _UNKNOWN, dtype=torch.int64)  # of each slot's token
-        self._rows: dict[str, _Row] = {}
-        self._batch: list[_Row] = []  # that is computed now
+        self._batch: list[DecodeRow] = []  # that is computed now
         self._lock = threading.Lock()  # of the rows, and what they hold
         self._last_forward = time.monotonic()
         self._is_closed = threading.Event()
         options = {"worker_name": "sglang", **self._options.client}
         self._link = StoreLink(self.spec, self._options.target, options, _log)
+        self._rows = DecodeRows(
+            self._link, "sglang", self._options.terms, self._options.certificates, _log
+        )
         if self._link.client() is None:
             self._link.close()
             target = self._options.target or _native.default_target()
@@ -188,18 +159,14 @@ class CertKVAttnBackend(TorchNativeAttnBackend):
         """Ends all requests and the session. Idempotent."""
         self._is_closed.set()
         with self._lock:
-            self._end_all()
+            self._rows.keep(())
         self._link.close()
 
     def _end_idle(self) -> None:
         while not self._is_closed.wait(_IDLE_SECONDS / 4):
             with self._lock:
                 if time.monotonic() - self._last_forward > _IDLE_SECONDS:
-                    self._end_all()
-
-    def _end_all(self) -> None:
-        for row in list(self._rows.values()):
-            self._end(row)
+                    self._rows.keep(())
 
     def init_forward_metadata(self, forward_batch: Any) -> None:
         super().init_forward_metadata(forward_batch)
@@ -222,9 +189,7 @@ class CertKVAttnBackend(TorchNativeAttnBackend):
             self._begin_step(forward_batch)
 
     def _begin_step(self, forward_batch: Any) -> None:
-        present = set(forward_batch.rids)
-        for row in [row for row in self._rows.values() if row.request_id not in present]:
-            self._end(row)
+        self._rows.keep(forward_batch.rids)
         places = zip(
             forward_batch.rids,
             forward_batch.req_pool_indices.tolist(),
@@ -232,28 +197,11 @@ class CertKVAttnBackend(TorchNativeAttnBackend):
         )
         for request_id, pool_index, count in places:
             slots = self.req_to_token_pool.req_to_token[pool_index, :count].long()
-            row = self._rows.get(request_id)
-            if row is not None and row.token_count != count - 1:
-                # It was retracted, and its prompt computed again.
-                self._end(row)
-                row = None
-            is_new = row is None
-            if row is None:
-                row = self._rows[request_id] = _Row(request_id)
-            row.token_count = count
-            self._batch.append(row)
-            try:
-                if is_new:
-                    self._open(row, slots[:-1])
-                elif row.is_certified:
-                    row.sequence.finish_token()  # of the last step; a full block is sealed here
-                if row.is_certified:
-                    row.sequence.begin_token(int(self._ids[slots[-1]]))
-            except _errors.Error as error:
-                self._give_up(row, error)
+            token_id = int(self._ids[slots[-1]])
+            prefix = functools.partial(self._prefix, slots[:-1])
+            self._batch.append(self._rows.begin_token(request_id, count, token_id, prefix))
 
-    def _open(self, row: _Row, slots: torch.Tensor) -> None:
-        """Puts what the request has so far into the store."""
+    def _prefix(self, slots: torch.Tensor) -> Prefix:
         ids = self._ids[slots]
         if bool((ids == _UNKNOWN).any()):
             raise unsupported("the request has tokens whose ids this engine hasn't seen")
@@ -262,58 +210,7 @@ class CertKVAttnBackend(TorchNativeAttnBackend):
             (pool.get_key_buffer(layer)[slots], pool.get_value_buffer(layer)[slots])
             for layer in range(len(self.spec.layers))
         ]
-        client = row.client = self._link.client()
-        if client is None:
-            raise _errors.error_of("UNAVAILABLE", "", "the store is away")
-        row.request = self._open_request(client, row.request_id)
-        row.sequence = client.put_sequence(ids.tolist(), layers)
-        row.attention = client.attention(row.sequence, row.request)
-
-    def _open_request(self, client: Client, request_id: str) -> Request:
-        """The request at gate; "ID.2" where one of that id has ended, as after a retraction."""
-        if not re.fullmatch(r"[a-zA-Z0-9._-]{1,120}", request_id):
-            # Gate's ids have no other characters.
-            request_id = "sglang-" + hashlib.sha256(request_id.encode()).hexdigest()[:32]
-        for opening in range(1, _OPENINGS_MAX + 1):
-            name = request_id if opening == 1 else f"{request_id}.{opening}"
-            try:
-                return client.open_request(name, **{"model": "", **self._options.terms})
-            except _errors.Error as error:
-                if error.reason != "REQUEST_CLOSED" or opening == _OPENINGS_MAX:
-                    raise
-        raise AssertionError("not reached")
-
-    def _give_up(self, row: _Row, error: _errors.Error) -> None:
-        """Its tokens are computed by the engine's own attention from here on."""
-        _log.warning(
-            "CertKV: request %s goes on with the engine's own attention, without certificates: %s",
-            row.request_id,
-            error,
-        )
-        if row.client is not None and self._link.report(row.client, error):
-            row.drop()  # the link closes the client, and so what it made
-        self._release(row)
-
-    def _release(self, row: _Row) -> None:
-        parts = (row.attention, row.sequence, row.request)
-        row.drop()
-        for part in parts:
-            if part is None:
-                continue
-            try:
-                if isinstance(part, Request):
-                    part.finish()
-                part.close()
-            except _errors.Error as error:
-                _log.warning("CertKV: ending request %s: %s", row.request_id, error)
-
-    def _end(self, row: _Row) -> None:
-        self._rows.pop(row.request_id, None)
-        self._release(row)
-        if self._options.certificates and row.records:
-            name = re.sub(r"[^a-zA-Z0-9._-]", "_", row.request_id)
-            path = pathlib.Path(self._options.certificates) / f"{name}.npy"
-            np.save(path, np.concatenate(row.records))
+        return ids.tolist(), layers
 
     def forward_decode(
         self, q: Any, k: Any, v: Any, layer: Any, forward_batch: Any, save_kv_cache: bool = True
@@ -333,15 +230,12 @@ class CertKVAttnBackend(TorchNativeAttnBackend):
         outputs = torch.empty_like(q.reshape(len(self._batch), -1))
         own = None  # the engine's own attention, where a row needs it
         for index, row in enumerate(self._batch):
-            if row.is_certified:
-                try:
-                    outputs[index] = self._read(row, layer, q[index], k[index], v[index])
-                    continue
-                except _errors.Error as error:
-                    self._give_up(row, error)
-            if own is None:
-                own = super().forward_decode(q, k, v, layer, forward_batch, save_kv_cache=False)
-            outputs[index] = own[index]
+            read = self._rows.read(row, layer.layer_id, q[index], k[index], v[index])
+            if read is None:
+                if own is None:
+                    own = super().forward_decode(q, k, v, layer, forward_batch, save_kv_cache=False)
+                read = own[index]
+            outputs[index] = read
         return outputs
 
     def _check_layer(self, layer: Any) -> None:
@@ -360,16 +254,3 @@ class CertKVAttnBackend(TorchNativeAttnBackend):
                 f"{layer.logit_cap}, window {layer.sliding_window_size}; the config said {wanted}, "
                 f"scale {spec.logit_scale}, no cap and no window"
             )
-
-    def _read(self, row: _Row, layer: Any, q: Any, k: Any, v: Any) -> torch.Tensor:
-        """[query heads * d_v], certified or exact."""
-        spec = self.spec
-        row.sequence.write_layer(
-            layer.layer_id,
-            k.reshape(spec.kv_head_count, spec.head_dim).contiguous(),
-            v.reshape(spec.kv_head_count, spec.value_dim).contiguous(),
-        )
-        queries = q.reshape(spec.query_head_count, spec.head_dim).float().contiguous()
-        read = row.attention.attend(layer.layer_id, row.token_count - 1, queries)
-        row.records.append(read.certificates)
-        return torch.from_numpy(read.outputs).reshape(-1).to(q.dtype)

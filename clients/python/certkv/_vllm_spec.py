@@ -15,9 +15,7 @@ from certkv import _engine
 from certkv._engine import read_options, unsupported, weights_fingerprint
 from certkv._kv_layout import BlockLayout
 from certkv._spec import CacheSpec
-
-TESTED_VERSIONS = "0.32"
-"""Versions of vLLM that this was tested with: 0.32.x. CERTKV_ANY_VERSION=1 tries others."""
+from certkv._vllm_versions import TESTED_VERSIONS as TESTED_VERSIONS
 
 _DTYPES = {torch.float16: "float16", torch.bfloat16: "bfloat16"}
 _TILE_TOKENS = 64
@@ -41,6 +39,14 @@ class ConnectorOptions:
         save_queue_mib: copies of blocks that wait to be saved, at most.
         rpc_timeout_ms: the longest that one question to the store may take.
         client: other options of certkv.Client: tenant, ca_file, token_file, ...
+        decode: "engine" = vLLM's own attention. "certified" = every token after the prompt is read
+            from the store: an output of a layer is certified within tolerance, or exact, or vLLM's
+            own where the store can't answer, which is logged.
+        spec: with certified decode, path of what `certkv calibrate --spec` wrote, whose layers are
+            taken in place of key_format and value_format.
+        terms: of certkv.Client.open_request, with certified decode: tv_tolerance, read_mode, ...
+        certificates: folder into which a request's certificates go when it ends, as NAME.npy of
+            certkv.CERTIFICATE_DTYPE; "" = nowhere.
     """
 
     target: str = ""
@@ -51,12 +57,30 @@ class ConnectorOptions:
     save_queue_mib: int = 256
     rpc_timeout_ms: int = 10_000
     client: dict[str, Any] = dataclasses.field(default_factory=dict)
+    decode: str = "engine"
+    spec: str = ""
+    terms: dict[str, Any] = dataclasses.field(default_factory=dict)
+    certificates: str = ""
+
+    @property
+    def is_certified(self) -> bool:
+        return self.decode == "certified"
 
     @staticmethod
     def of(given: dict[str, Any]) -> ConnectorOptions:
         options = read_options(ConnectorOptions, given, "kv_connector_extra_config")
         if options.load not in ("exact", "quantized"):
             raise unsupported(f"load is '{options.load}', must be exact or quantized")
+        if options.decode not in ("engine", "certified"):
+            raise unsupported(f"decode is '{options.decode}', must be engine or certified")
+        if options.is_certified and options.load != "exact":
+            raise unsupported(
+                f"load is '{options.load}' with certified decode, which would certify reads of "
+                "keys that are no originals; must be exact"
+            )
+        for name in ("spec", "terms", "certificates"):
+            if getattr(options, name) and not options.is_certified:
+                raise unsupported(f"{name} is set, and decode is 'engine'; set it to 'certified'")
         for name in ("save_queue_mib", "rpc_timeout_ms"):
             if getattr(options, name) < 1:
                 raise unsupported(f"{name} is {getattr(options, name)}, must be at least 1")
@@ -136,11 +160,19 @@ def shape_of(config: Any, cache: Any, options: ConnectorOptions) -> EngineShape:
         model.hf_config.to_json_string(),
         "model_name in kv_connector_extra_config",
     )
+    decode = ""
+    if options.is_certified:
+        if parallel.tensor_parallel_size != 1:
+            raise unsupported(
+                f"tensor_parallel_size is {parallel.tensor_parallel_size}, must be 1 with "
+                "certified decode"
+            )
+        decode = " decode=certified"  # its later tokens are computed from certified outputs
     spec = CacheSpec.uniform(
         # What else tells blocks apart: ranks split heads, and what follows a quantized load is
         # computed from other keys and values.
         f"vllm {name} dtype={model.dtype} quantization={model.quantization} "
-        f"ranks={parallel.tensor_parallel_size} load={options.load}",
+        f"ranks={parallel.tensor_parallel_size} load={options.load}{decode}",
         layer_count=len(group.layer_names),
         kv_head_count=layers.num_kv_heads,
         group_size=max(1, heads // layers.num_kv_heads),
@@ -152,6 +184,12 @@ def shape_of(config: Any, cache: Any, options: ConnectorOptions) -> EngineShape:
         rope_pairing="none",  # of use for reads through the certifier alone
         original_dtype=dtype,
     )
+    if options.spec:
+        spec = dataclasses.replace(spec, layers=CacheSpec.from_file(options.spec).layers)
+        if len(spec.layers) != len(group.layer_names):
+            raise unsupported(
+                f"{options.spec} has {len(spec.layers)} layers, the model {len(group.layer_names)}"
+            )
     return EngineShape(
         spec,
         tokens,

@@ -10,8 +10,10 @@ copies. By default loads are exact: the bits that were saved. When the store is 
 can't be loaded, the engine computes as ever. What is not covered is refused at start, by name, with
 [ENGINE_UNSUPPORTED].
 
-Attention is vLLM's own: nothing it computes has a certificate. Options are those of
-certkv._vllm_spec.ConnectorOptions, in "kv_connector_extra_config".
+Attention is vLLM's own, and nothing it computes has a certificate, unless
+"kv_connector_extra_config" has "decode": "certified": then every token after the prompt is read from
+the store, certified within tolerance or exact. Its options are those of
+certkv._vllm_spec.ConnectorOptions.
 """
 
 from __future__ import annotations
@@ -28,8 +30,10 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
 from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
+from vllm import envs
 from vllm.logger import init_logger
 
+from certkv import _vllm_decode
 from certkv._block_io import BlockLoader, BlockSaver, Counters, EngineBlocks, LoadJob, SaveJob
 from certkv._prefix_plan import PrefixPlan
 from certkv._store_link import StoreLink
@@ -49,6 +53,7 @@ class CertKVMetadata(KVConnectorMetadata):
 
     loads: list[LoadJob] = dataclasses.field(default_factory=list)
     saves: list[SaveJob] = dataclasses.field(default_factory=list)
+    steps: list[_vllm_decode.DecodeStep] = dataclasses.field(default_factory=list)
 
 
 class CertKVStats(KVConnectorStats):
@@ -92,6 +97,8 @@ class CertKVConnector(KVConnectorBase_V1, SupportsHMA):
         self._plan: Optional[PrefixPlan] = None
         self._loader: Optional[BlockLoader] = None
         self._saver: Optional[BlockSaver] = None
+        self._decode_plan: Optional[_vllm_decode.DecodePlan] = None
+        self._decoder: Optional[_vllm_decode.Decoder] = None
         if role == KVConnectorRole.SCHEDULER:
             self._plan = PrefixPlan(
                 self._link,
@@ -100,9 +107,21 @@ class CertKVConnector(KVConnectorBase_V1, SupportsHMA):
                 self._counters,
                 rank_count=self._shape.rank_count,
                 loads=transfer.is_kv_consumer,
-                saves=transfer.is_kv_producer,
+                # Decode puts a request's blocks into the store itself.
+                saves=transfer.is_kv_producer and not self._options.is_certified,
+                has_plain_keys=self._options.is_certified,
             )
-            _log.info("CertKV: %s, loads %s", self._shape.spec, self._options.load)
+            if self._options.is_certified:
+                self._decode_plan = _vllm_decode.DecodePlan(
+                    self._shape.engine_tokens,
+                    has_random_ids=not envs.VLLM_DISABLE_REQUEST_ID_RANDOMIZATION,
+                )
+            _log.info(
+                "CertKV: %s, loads %s, decode by %s",
+                self._shape.spec,
+                self._options.load,
+                "certified reads" if self._options.is_certified else "vLLM's own attention",
+            )
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -119,6 +138,9 @@ class CertKVConnector(KVConnectorBase_V1, SupportsHMA):
         return CertKVStats(data=taken) if taken else None
 
     def shutdown(self) -> None:
+        if self._decoder is not None:
+            _vllm_decode.set_active_decoder(None)
+            self._decoder.rows.keep(())
         if self._saver is not None:
             self._saver.wait(_SHUTDOWN_SECONDS)
             self._saver.close()
@@ -142,6 +164,25 @@ class CertKVConnector(KVConnectorBase_V1, SupportsHMA):
         common = (self._link, blocks, self._counters, _log, get_tensor_model_parallel_rank())
         self._loader = BlockLoader(*common, quantized=self._options.load == "quantized")
         self._saver = BlockSaver(*common, queue_bytes=self._options.save_queue_mib << 20)
+        if self._options.is_certified:
+            self._begin_decoder(blocks)
+
+    def _begin_decoder(self, blocks: EngineBlocks) -> None:
+        from certkv._vllm_attention import CertKVAttentionImpl
+
+        shape, context = self._shape, self._vllm_config.compilation_config.static_forward_context
+        layers = {name: context[name] for name in shape.layer_names}
+        _vllm_decode.check_layers(layers, shape.spec, CertKVAttentionImpl)
+        rows = _vllm_decode.decode_rows(self._link, self._options, _log)
+        self._decoder = _vllm_decode.Decoder(
+            rows, blocks, shape.spec, shape.layer_names, shape.engine_tokens
+        )
+        _vllm_decode.set_active_decoder(self._decoder)
+
+    def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
+        super().bind_connector_metadata(connector_metadata)
+        if self._decoder is not None:  # vLLM calls this before a forward
+            self._decoder.begin_forward(connector_metadata.steps)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         for job in self._get_connector_metadata().loads:
@@ -155,12 +196,17 @@ class CertKVConnector(KVConnectorBase_V1, SupportsHMA):
 
     def wait_for_save(self) -> None:
         self._link.client()  # a store that is away is asked for while steps are made
+        if self._decoder is not None:
+            self._decoder.end_forward()
         for job in self._get_connector_metadata().saves:
             self._saver.save(job)
 
     def get_finished(
         self, finished_req_ids: set[str]
     ) -> tuple[Optional[set[str]], Optional[set[str]]]:
+        if self._decoder is not None:
+            for request_id in finished_req_ids:
+                self._decoder.rows.end(request_id)
         return None, (self._loader.take_finished() if self._loader else None)
 
     def get_block_ids_with_load_errors(self) -> set[int]:
@@ -170,6 +216,13 @@ class CertKVConnector(KVConnectorBase_V1, SupportsHMA):
 
     def on_new_request(self, request: Any) -> None:
         self._plan.add(request)
+        if self._decode_plan is not None and self._plan.request(request.request_id) is None:
+            _log.warning(
+                "CertKV: request %s is computed by vLLM's own attention, without certificates: it "
+                "has an adapter, media, prompt embeddings or a cache_salt, and its token ids don't "
+                "say what its keys are",
+                request.request_id,
+            )
 
     def get_num_new_matched_tokens(
         self, request: Any, num_computed_tokens: int
@@ -182,13 +235,18 @@ class CertKVConnector(KVConnectorBase_V1, SupportsHMA):
 
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
         state = scheduler_output.kv_connector_block_state
-        scheduled = []
+        scheduled, steps = [], []
         for request_id, count in scheduler_output.num_scheduled_tokens.items():
-            computed = self._plan.computed_tokens(request_id)
-            if computed is not None:
-                (block_ids,) = state.get_block_ids(request_id)
-                scheduled.append((request_id, computed + count, block_ids))
-        return CertKVMetadata(self._plan.take_loads(), self._plan.take_saves(scheduled))
+            request = self._plan.request(request_id)
+            if request is None:
+                continue
+            (block_ids,) = state.get_block_ids(request_id)
+            scheduled.append((request_id, request.num_computed_tokens + count, block_ids))
+            if self._decode_plan is not None:
+                step = self._decode_plan.add_step(request, count, block_ids)
+                if step is not None:
+                    steps.append(step)
+        return CertKVMetadata(self._plan.take_loads(), self._plan.take_saves(scheduled), steps)
 
     def update_connector_output(self, connector_output: Any) -> None:
         self._plan.end_loads(connector_output.finished_recving or ())
@@ -197,6 +255,8 @@ class CertKVConnector(KVConnectorBase_V1, SupportsHMA):
         self, request: Any, block_ids: list[int]
     ) -> tuple[bool, Optional[dict[str, Any]]]:
         self._plan.forget(request.request_id)
+        if self._decode_plan is not None:
+            self._decode_plan.forget(request.request_id)
         return False, None
 
     def request_finished_all_groups(
