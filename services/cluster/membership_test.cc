@@ -214,6 +214,24 @@ TEST_F(MembershipTest, TwoProcessesOfOneNameAreNeverBothRegistered) {
   EXPECT_TRUE(first->status().is_registered);
 }
 
+TEST_F(MembershipTest, OfTwoThatComeAtOnceOneIsRegistered) {
+  for (int round = 0; round < 10; ++round) {
+    const std::string name = absl::StrCat("n", round);
+    // Join returns at once: both ask whether the name is free before either has it.
+    const auto first = Join(name, "host-1:1");
+    const auto second = Join(name, "host-2:1");
+    const auto is_refused = [](const Membership& membership) {
+      return ReasonOf(membership.status().problem) == "NODE_NAME_TAKEN";
+    };
+    EXPECT_TRUE(Eventually([&] {
+      return (first->status().is_registered && is_refused(*second)) ||
+             (second->status().is_registered && is_refused(*first));
+    })) << "round "
+        << round;
+    EXPECT_NE(first->status().is_registered, second->status().is_registered);
+  }
+}
+
 TEST_F(MembershipTest, ARestartedNodeTakesItsNameOverAtOnce) {
   const auto before = Join("a", "host-1:1");
   ASSERT_TRUE(Sees(*before, {"a"}));
