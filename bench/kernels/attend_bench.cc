@@ -33,7 +33,7 @@ ABSL_FLAG(std::vector<std::string>, groups, std::vector<std::string>({"1", "4", 
 ABSL_FLAG(double, cache_factor, 8,
           "working set of each variant in last-level caches; 0 reads one head, from the cache");
 ABSL_FLAG(bool, steps, true, "also the finishing step and sealing");
-ABSL_FLAG(bool, dense, true, "the dense reads");
+ABSL_FLAG(bool, dense, true, "the dense reads, and with them the finishing step");
 ABSL_FLAG(bool, progressive, true, "also reads that skip");
 ABSL_FLAG(std::string, trace, "tests/data/smollm2-135m-4-layers.safetensors",
           "for reads that skip; empty: planted data alone");
@@ -216,8 +216,8 @@ int Main() {
   absl::PrintF("%-34s %7s %8s %8s %7s %7s  %s\n", "variant", "B/token", "ns/token", "wall",
                "vs F16", "of read", "certificate");
   for (const int32_t dim : Numbers(absl::GetFlag(FLAGS_dims))) {
-    if (!absl::GetFlag(FLAGS_dense)) break;
     for (const int32_t group_size : Numbers(absl::GetFlag(FLAGS_groups))) {
+      if (!absl::GetFlag(FLAGS_dense)) break;
       const bool first = group_size == 1 && dim == 128;
       RunShape({dim, group_size, absl::GetFlag(FLAGS_tokens)}, steps && first, &rows);
     }

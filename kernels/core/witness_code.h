@@ -52,9 +52,8 @@ CERTKV_HOST_DEVICE inline float DecodeWitness(uint8_t code, int16_t exponent) {
              : std::nextafter(nearest, std::numeric_limits<float>::infinity());
 }
 
-CERTKV_HOST_DEVICE inline uint8_t EncodeWitness(float norm, int16_t exponent) {
-  if (norm == 0.0f) return 0;
-  if (!(norm <= DecodeWitness(255, exponent))) return 255;
+// EncodeWitness of a norm in (0, DecodeWitness(255, exponent)].
+CERTKV_HOST_DEVICE inline uint8_t SearchWitness(float norm, int16_t exponent) {
   int low = 1;
   int high = 255;  // w(high) >= norm
   while (low < high) {
@@ -66,6 +65,30 @@ CERTKV_HOST_DEVICE inline uint8_t EncodeWitness(float norm, int16_t exponent) {
     }
   }
   return static_cast<uint8_t>(high);
+}
+
+// The least step s of an octave with StepOfOctave(s) >= fraction, 32 when it is in the next octave;
+// 1 <= fraction < 2.
+CERTKV_HOST_DEVICE inline int StepAtLeast(float fraction) {
+  // 2^(s/32) - 1 lies between its chord s/32 and the tangent at the octave's end, so steps of a
+  // fraction f lie between 32 (f - 1) and 32 (f - 1) + 2.8.
+  const float chord = (fraction - 1) * kWitnessSteps;
+  int step = static_cast<int>(chord);
+  while (step < kWitnessSteps && StepOfOctave(step) < fraction) ++step;
+  return step;
+}
+
+// The least code whose decoded norm is at least `norm`, 255 when there is none.
+CERTKV_HOST_DEVICE inline uint8_t EncodeWitness(float norm, int16_t exponent) {
+  if (norm == 0.0f) return 0;
+  if (!(norm <= DecodeWitness(255, exponent))) return 255;
+  const uint32_t bits = std::bit_cast<uint32_t>(norm);
+  const int octave = static_cast<int>(bits >> 23) - 127;
+  // Under the least normal float, decoded norms are coarser than the steps.
+  if (octave < -126) return SearchWitness(norm, exponent);
+  const float fraction = std::bit_cast<float>((bits & 0x7fffffu) | 0x3f800000u);
+  const int code = kWitnessSteps * (octave - exponent) + StepAtLeast(fraction) + 255;
+  return code > 1 ? static_cast<uint8_t>(code) : 1;
 }
 
 CERTKV_HOST_DEVICE inline int32_t WitnessBandOf(int32_t head_dim, RopePairing pairing,

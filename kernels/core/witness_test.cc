@@ -76,7 +76,11 @@ TEST(WitnessTest, EncodesEachDecodedValueToItsOwnCode) {
   for (const int16_t exponent : {-100, 0, 7, 127}) {
     for (int code = 0; code < 256; ++code) {
       const auto byte = static_cast<uint8_t>(code);
-      EXPECT_EQ(EncodeWitness(DecodeWitness(byte, exponent), exponent), byte) << exponent;
+      const float norm = DecodeWitness(byte, exponent);
+      EXPECT_EQ(EncodeWitness(norm, exponent), byte) << exponent;
+      if (code > 1 && code < 255) {
+        EXPECT_EQ(EncodeWitness(std::nextafter(norm, kInf), exponent), byte + 1) << exponent;
+      }
     }
   }
 }

@@ -13,6 +13,7 @@
 #include "kernels/core/check.h"
 #include "kernels/core/half.h"
 #include "kernels/core/witness.h"
+#include "kernels/core/witness_code.h"
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/quantize_state.h"
 
@@ -225,22 +226,21 @@ void MeasureResiduals(const QuantizeState& state, int t, float* norms) {
   }
 }
 
-// The same from the encoder's float sums, where those are accurate; false where they aren't. In
-// units u = 2^-24, a residual (x - zero) - level * scale is off by 256 u scale from its difference,
-// 256 u scale from its product and u of itself; its weight and the squares of 256 channels, under
-// 400 u of a norm.
-bool BoundResiduals(const QuantizeState& state, int t, float* norms) {
-  constexpr double kSquareMin = 0x1p-60;
-  constexpr double kSquareMax = 0x1p100;
-  for (int b = 0; b < state.args->layout->witness_bands; ++b) {
-    const double square = state.residual_square[b][t];
-    if (!(square >= kSquareMin && square <= kSquareMax)) return false;
-    const double norm = std::sqrt(square) * (1 + 0x1p-14);
-    const double slack = state.scale_norm[b] * (0x1p-15 * (1 + 0x1p-10));
-    if (!(slack <= 0x1p-8 * norm)) return false;
-    norms[b] = RoundUp(norm + slack);
+// The same of all tokens from the encoder's float sums; `known` is false where those aren't
+// accurate. In units u = 2^-24, a residual (x - zero) - level * scale is off by 256 u scale from its
+// difference, 256 u scale from its product and u of itself; its weight and the squares of 256
+// channels, under 400 u of a norm. Root, product and sum here, under 2^-21.
+void BoundResiduals(const QuantizeState& state, int band, float* norms, bool* known) {
+  constexpr float kSquareMin = 0x1p-60f;
+  constexpr float kSquareMax = 0x1p100f;
+  constexpr float kInflation = 1 + 0x1p-14f + 0x1p-21f;
+  const float slack = RoundUp(state.scale_norm[band] * (0x1p-15 * (1 + 0x1p-10)));
+  for (int t = 0; t < kTileTokens; ++t) {
+    const float square = state.residual_square[band][t];
+    const float norm = __builtin_sqrtf(square) * kInflation;
+    norms[t] = norm + slack;
+    known[t] = square >= kSquareMin && square <= kSquareMax && slack <= 0x1p-8f * norm;
   }
-  return true;
 }
 
 // Witness bytes from residual norms. Returns their exponent.
@@ -248,19 +248,28 @@ int16_t EncodeWitnesses(const QuantizeState& state) {
   const QuantizeTileArgs& args = *state.args;
   const TileLayout& layout = *args.layout;
   const int bands = layout.witness_bands;
-  const bool affine = IsAffine(layout.key_format);
-  float norms[kTileTokens][kWitnessBandsMax] = {};
+  float norms[kWitnessBandsMax][kTileTokens] = {};
+  bool known[kWitnessBandsMax][kTileTokens] = {};
+  if (IsAffine(layout.key_format)) {
+    for (int b = 0; b < bands; ++b) BoundResiduals(state, b, norms[b], known[b]);
+  }
   float norm_max = 0;
   for (int t = 0; t < kTileTokens; ++t) {
-    if (!affine || !BoundResiduals(state, t, norms[t])) MeasureResiduals(state, t, norms[t]);
-    for (int b = 0; b < bands; ++b) norm_max = std::max(norm_max, norms[t][b]);
+    bool all = true;
+    for (int b = 0; b < bands; ++b) all = all && known[b][t];
+    if (!all) {
+      float measured[kWitnessBandsMax];
+      MeasureResiduals(state, t, measured);
+      for (int b = 0; b < bands; ++b) norms[b][t] = measured[b];
+    }
+    for (int b = 0; b < bands; ++b) norm_max = std::max(norm_max, norms[b][t]);
   }
   const int16_t exponent = WitnessExponentFor(norm_max);
-  for (int t = 0; t < kTileTokens; ++t) {
-    for (int b = 0; b < bands; ++b) {
+  for (int b = 0; b < bands; ++b) {
+    for (int t = 0; t < kTileTokens; ++t) {
       const int64_t row = t / kSubBlockTokens * bands + b;
       args.scan[layout.witness_offset + row * kSubBlockTokens + t % kSubBlockTokens] =
-          EncodeWitness(norms[t][b], exponent);
+          code::EncodeWitness(norms[b][t], exponent);
     }
   }
   return exponent;
@@ -370,25 +379,46 @@ ValueNorms MeasureValue(const QuantizeTileArgs& args, int t) {
   return {norm, std::sqrt(error_square) * kNormInflation + norm * 0x1p-48};
 }
 
-// From the encoder's float sums where those are accurate to 2^-10 or so, in double elsewhere (tiny,
-// huge and exactly representable values). In units u = 2^-24: squares of 256 channels, under 400 u
-// of a norm, 2^-15; the float rotation, 10 u ||v||; y - zero and code * scale, 4 u of the span in
-// every channel.
-ValueNorms BoundValue(const QuantizeState& state, int t) {
-  constexpr double u = 0x1p-24;
-  constexpr double kSquareMin = 0x1p-60;  // squares of smaller sums may have underflowed
-  constexpr double kSquareMax = 0x1p100;
-  const double norm_square = state.value_norm[t];
-  const double error_square = state.value_error[t];
-  if (!(error_square >= kSquareMin && norm_square <= kSquareMax)) {
-    return MeasureValue(*state.args, t);
+ValueNorms MeasureValues(const QuantizeTileArgs& args, int sub_block) {
+  ValueNorms largest{};
+  for (int u = 0; u < kSubBlockTokens; ++u) {
+    const ValueNorms norms = MeasureValue(args, sub_block * kSubBlockTokens + u);
+    largest.norm = std::max(largest.norm, norms.norm);
+    largest.error = std::max(largest.error, norms.error);
   }
-  const double norm = std::sqrt(norm_square) * (1 + 0x1p-14);
-  const double error = std::sqrt(error_square) * (1 + 0x1p-14);
-  const double root = std::sqrt(static_cast<double>(state.args->layout->value_dim));
-  const double slack = u * (10 * norm + 4 * root * state.value_span[t]);
-  if (!(slack <= 0x1p-10 * error)) return MeasureValue(*state.args, t);
-  return {norm, error + slack};
+  return largest;
+}
+
+// Largest norms of a sub-block's tokens from the encoder's float sums where those are accurate to
+// 2^-10 or so, in double elsewhere (tiny, huge and exactly representable values). In units u =
+// 2^-24: squares of 256 channels, under 400 u of a norm, 2^-15; the float rotation, 10 u ||v||;
+// y - zero and code * scale, 4 u of the span in every channel.
+ValueNorms BoundValues(const QuantizeState& state, int sub_block) {
+  constexpr double u = 0x1p-24;
+  constexpr float kSquareMin = 0x1p-60f;  // squares of smaller sums may have underflowed
+  constexpr float kSquareMax = 0x1p100f;
+  const int begin = sub_block * kSubBlockTokens;
+  float norm_square = 0;
+  float error_square = 0;
+  float error_square_min = kSquareMax;
+  float span = 0;
+  bool known = true;
+  for (int t = begin; t < begin + kSubBlockTokens; ++t) {
+    known &= state.value_error[t] >= kSquareMin && state.value_norm[t] <= kSquareMax;
+    norm_square = std::max(norm_square, state.value_norm[t]);
+    error_square = std::max(error_square, state.value_error[t]);
+    error_square_min = std::min(error_square_min, state.value_error[t]);
+    span = std::max(span, state.value_span[t]);
+  }
+  if (known) {
+    const double norm = std::sqrt(double{norm_square}) * (1 + 0x1p-14);
+    const double root = std::sqrt(static_cast<double>(state.args->layout->value_dim));
+    const double slack = u * (10 * norm + 4 * root * double{span});
+    if (slack <= 0x1p-10 * std::sqrt(double{error_square_min})) {
+      return {norm, std::sqrt(double{error_square}) * (1 + 0x1p-14) + slack};
+    }
+  }
+  return MeasureValues(*state.args, sub_block);
 }
 
 void CopyValues(const QuantizeTileArgs& args) {
@@ -414,13 +444,9 @@ void EncodeValues(const QuantizeKernels& kernels, QuantizeState* state, TileHead
   }
   double radius = 0;
   for (int b = 0; b < kSubBlocksPerTile; ++b) {
-    double error_max = 0;
-    for (int t = b * kSubBlockTokens; t < (b + 1) * kSubBlockTokens; ++t) {
-      const ValueNorms norms = rotated ? BoundValue(*state, t) : MeasureValue(args, t);
-      radius = std::max(radius, norms.norm);
-      error_max = std::max(error_max, norms.error);
-    }
-    header->value_error_bound[b] = FloatToF16RoundedUp(RoundUp(error_max));
+    const ValueNorms norms = rotated ? BoundValues(*state, b) : MeasureValues(args, b);
+    radius = std::max(radius, norms.norm);
+    header->value_error_bound[b] = FloatToF16RoundedUp(RoundUp(norms.error));
   }
   header->value_radius = RoundUp(radius);
 }
@@ -448,8 +474,13 @@ const QuantizeKernels& KernelsOf(CpuIsa isa) {
 
 void QuantizeTileWith(const QuantizeKernels& kernels, const QuantizeTileArgs& args) {
   const TileLayout& layout = *args.layout;
-  std::memset(args.scan, 0, layout.scan_bytes);
-  std::memset(args.detail, 0, layout.detail_bytes);
+  // Encoders of affine keys and rotated values write all that comes after the scales, whose planes
+  // are padded; of other formats they write less.
+  const bool affine = IsAffine(layout.key_format);
+  std::memset(args.scan, 0, affine ? layout.witness_offset : layout.scan_bytes);
+  if (!affine || !IsRotated(layout.value_format)) {
+    std::memset(args.detail, 0, layout.detail_bytes);
+  }
   TileHeader header{};
   header.magic = kTileMagic;
   header.format_version = kTileFormatVersion;

@@ -219,10 +219,14 @@ TEST_P(QuantizeTileTest, WitnessCoversResidualsWithinItsStep) {
 }
 
 TEST_P(QuantizeTileTest, ReadsRowsAtTheirStrideOnly) {
-  for (const KeyFormat format : {KeyFormat::kK8, KeyFormat::kK6, KeyFormat::kFp8E4m3}) {
+  for (const KeyFormat format :
+       {KeyFormat::kK8, KeyFormat::kK6, KeyFormat::kK4, KeyFormat::kFp8E4m3, KeyFormat::kF16}) {
     SequenceShape shape;
     shape.key_format = format;
-    shape.witness_bands = format == KeyFormat::kFp8E4m3 ? 4 : 0;
+    shape.value_format = format == KeyFormat::kK6    ? ValueFormat::kV8
+                         : format == KeyFormat::kF16 ? ValueFormat::kF16
+                                                     : ValueFormat::kV4;
+    shape.witness_bands = format == KeyFormat::kFp8E4m3 ? 4 : format == KeyFormat::kK4 ? 1 : 0;
     shape.head_dim = 80;
     shape.value_dim = 96;
     shape.tile_count = 1;
