@@ -1,6 +1,7 @@
 """A whole vLLM engine with "decode": "certified", and what CertKV then knows of its requests."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -129,3 +130,35 @@ def test_without_a_store_vllm_goes_on_with_its_own_attention(said):
     assert max(said["below"]["away"]) <= NEAR_TIE
     assert "goes on with the engine's own attention, without certificates" in said["log"]
     assert not (said["folder"] / "6.npy").exists()
+
+
+@pytest.mark.long
+def test_times_per_token(model_folder, tokenizer, tmp_path, capsys):
+    """Prints them: with vLLM's own attention, and with certified reads, of one and two requests."""
+    ids = tokenizer((ROOT / "LICENSE").read_text())["input_ids"]
+    prompts = [ids[first : first + 512] for first in (0, 600)]
+    seconds = {}
+    with RestartableStore(tmp_path) as store:
+        for name, transfer in (
+            ("vLLM's own attention", None),
+            ("certified", connector(store, decode="certified")),
+        ):
+            engine = Engine(tmp_path, model_folder, name.replace(" ", "-"), transfer)
+            try:
+                engine.wait()
+                engine.ask_together(prompts, 2)  # the first is slower, and fills the prefix cache
+                for count in (1, 2):
+                    few, many = (
+                        min(engine.ask_together(prompts[:count], n)[0].seconds for _ in range(3))
+                        for n in (2, 34)
+                    )
+                    seconds[name, count] = (many - few) / 32
+                engine.end()
+            finally:
+                engine.kill()
+    with capsys.disabled():
+        print("\nmilliseconds of a decode step after 512 tokens of prompt, bfloat16:")
+        for (name, count), step in seconds.items():
+            print(f"  {name:22} {count} requests {1000 * step:8.1f}")
+        print(f"  load of the machine: {os.getloadavg()}, {os.cpu_count()} processors")
+    assert seconds["certified", 1] < 20 * seconds["vLLM's own attention", 1]
