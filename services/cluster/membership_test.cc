@@ -6,13 +6,16 @@
 
 #include <csignal>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <set>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "kernels/core/status.h"
@@ -214,8 +217,36 @@ TEST_F(MembershipTest, TwoProcessesOfOneNameAreNeverBothRegistered) {
   EXPECT_TRUE(first->status().is_registered);
 }
 
+TEST_F(MembershipTest, APutOverWhatChangedMeanwhileIsRefused) {
+  EtcdClient etcd(Patient());
+  const auto lease = etcd.GrantLease(60);
+  ASSERT_TRUE(*etcd.PutIf("/x", "first", *lease, 0));
+  EXPECT_FALSE(*etcd.PutIf("/x", "second", *lease, 0)) << "it is there by now";
+  const int64_t revision = etcd.Get("/x")->mod_revision;
+  ASSERT_TRUE(*etcd.PutIf("/x", "third", *lease, revision));
+  EXPECT_FALSE(*etcd.PutIf("/x", "fourth", *lease, revision));
+  EXPECT_EQ(etcd.Get("/x")->value, "third");
+}
+
 TEST_F(MembershipTest, OfTwoThatComeAtOnceOneIsRegistered) {
-  for (int round = 0; round < 10; ++round) {
+  // Who was ever registered by each name.
+  absl::Mutex mutex;
+  std::map<std::string, Names> targets;
+  EtcdClient observer(Patient());
+  std::thread observing([&] {
+    observer
+        .Watch("/certkv/default/nodes/", 1,
+               [&](const std::vector<EtcdChange>& changes, int64_t) {
+                 absl::MutexLock lock(&mutex);
+                 for (const EtcdChange& change : changes) {
+                   if (change.deleted) continue;
+                   targets[change.entry.key].insert(NodeFromText(change.entry.value)->target);
+                 }
+               })
+        .IgnoreError();
+  });
+  for (int round = 0; round < 20; ++round) {
+    SCOPED_TRACE(round);
     const std::string name = absl::StrCat("n", round);
     // Join returns at once: both ask whether the name is free before either has it.
     const auto first = Join(name, "host-1:1");
@@ -226,10 +257,17 @@ TEST_F(MembershipTest, OfTwoThatComeAtOnceOneIsRegistered) {
     EXPECT_TRUE(Eventually([&] {
       return (first->status().is_registered && is_refused(*second)) ||
              (second->status().is_registered && is_refused(*first));
-    })) << "round "
-        << round;
+    }));
     EXPECT_NE(first->status().is_registered, second->status().is_registered);
+    const auto registered = [&] {
+      absl::MutexLock lock(&mutex);
+      return targets["/certkv/default/nodes/" + name].size();
+    };
+    EXPECT_TRUE(Eventually([&] { return registered() > 0; }));
+    EXPECT_EQ(registered(), 1u) << "the other never was";
   }
+  observer.Stop();
+  observing.join();
 }
 
 TEST_F(MembershipTest, ARestartedNodeTakesItsNameOverAtOnce) {
