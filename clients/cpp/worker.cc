@@ -449,6 +449,9 @@ const SlabLayout& Worker::staging_layout() const { return impl_->staging_layout;
 const uint8_t* Worker::device_base() const { return impl_->device.data(); }
 const uint8_t* Worker::backing_base() const { return impl_->backing.data(); }
 const uint8_t* Worker::staging_base() const { return impl_->staging.data(); }
+absl::StatusOr<std::unique_ptr<ImportedSlab>> Worker::OpenDeviceCopy(DeviceRuntime* runtime) const {
+  return ImportedSlab::Open(runtime, impl_->device.data(), impl_->device.size_bytes());
+}
 
 Sequence::~Sequence() {
   Worker::Impl& impl = *worker_->impl_;

@@ -27,6 +27,7 @@
 #include "kernels/core/ids.h"
 #include "kernels/core/shared_memory.h"
 #include "kernels/core/slab_layout.h"
+#include "kernels/ops/imported_slab.h"
 
 namespace grpc {
 class Channel;
@@ -182,6 +183,9 @@ class Worker {
   const uint8_t* device_base() const;
   const uint8_t* backing_base() const;
   const uint8_t* staging_base() const;
+  // Opens the copy that a GPU has of the device slab, for kernels of this process; it ends before
+  // the worker. imported_slab.h says how to read it. Errors: as ImportedSlab::Open.
+  absl::StatusOr<std::unique_ptr<ImportedSlab>> OpenDeviceCopy(DeviceRuntime* runtime) const;
 
  private:
   friend class Sequence;

@@ -1,4 +1,5 @@
-// What the header page of a device slab says about the slab's copy in a GPU's memory.
+// What the header page of a device slab (docs/formats.md, section 7) says about the slab's copy in
+// a GPU's memory.
 //
 // The slab itself, a memfd, has every byte. Its store may keep the same bytes, at the same offsets,
 // in the memory of a GPU, so that kernels there read them. How another process reaches that copy
@@ -36,7 +37,11 @@ struct DeviceExport {
 };
 static_assert(sizeof(std::atomic<DeviceExportState>) == 4 &&
               std::atomic<DeviceExportState>::is_always_lock_free);
-static_assert(sizeof(DeviceExport) == 192 && offsetof(DeviceExport, memory_handle) == 64);
+static_assert(sizeof(DeviceExport) == 192 && offsetof(DeviceExport, state) == 12 &&
+              offsetof(DeviceExport, boot_id) == 16 && offsetof(DeviceExport, device_uuid) == 32 &&
+              offsetof(DeviceExport, size_bytes) == 48 && offsetof(DeviceExport, export_id) == 56 &&
+              offsetof(DeviceExport, memory_handle) == 64 &&
+              offsetof(DeviceExport, event_handle) == 128);
 
 inline DeviceExport& DeviceExportAt(uint8_t* base) {
   return *reinterpret_cast<DeviceExport*>(base + kDeviceExportOffset);

@@ -54,6 +54,8 @@ class SlabLayout {
   int64_t slab_bytes() const { return slab_bytes_; }  // whole slab, a multiple of 4096
   int64_t slot_bytes() const { return slot_bytes_; }  // what one more slot costs
   int32_t tiles_per_block() const { return tiles_per_block_; }
+  int32_t layer_count() const { return static_cast<int32_t>(tile_layouts_.size()); }
+  int32_t kv_head_count() const { return kv_head_count_; }
   const TileLayout& tile_layout(int32_t layer) const { return tile_layouts_[layer]; }
 
   int64_t generation_offset(int32_t slot) const { return kSlabPageBytes + int64_t{8} * slot; }

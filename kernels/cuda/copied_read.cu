@@ -3,11 +3,13 @@
 
 #include "kernels/cuda/copied_read.h"
 #include "kernels/cuda/device_memory.h"
+#include "kernels/ops/resident.h"
 
 namespace certkv::cuda {
 namespace {
 
-// Tiles that the range touches, in device memory: records in two slabs, later tiles first, because
+// Tiles that the range touches, in device memory: where the device has them (kernels/ops/resident.h),
+// or copied there, records in two slabs, later tiles first, because
 // nothing may depend on their order.
 absl::StatusOr<const AttendTile*> CopyTiles(const AttendArgs& args, DeviceMemory* memory) {
   const TileLayout& layout = *args.layout;
@@ -15,7 +17,14 @@ absl::StatusOr<const AttendTile*> CopyTiles(const AttendArgs& args, DeviceMemory
       static_cast<int32_t>(std::min<int64_t>(args.token_begin / kTileTokens, args.tile_count));
   const auto end = static_cast<int32_t>(
       std::min<int64_t>((args.token_end + kTileTokens - 1) / kTileTokens, args.tile_count));
-  const int64_t count = end - begin;
+  const auto scan_of = [&](int32_t t) {
+    return ResidentAddress(args.tiles[t].scan, layout.scan_bytes);
+  };
+  const auto detail_of = [&](int32_t t) {
+    return ResidentAddress(args.tiles[t].detail, layout.detail_bytes);
+  };
+  int64_t count = 0;  // of tiles that the device doesn't have
+  for (int32_t t = begin; t < end; ++t) count += scan_of(t) == nullptr || detail_of(t) == nullptr;
   CERTKV_ASSIGN_OR_RETURN(uint8_t* const scans,
                           memory->Allocate<uint8_t>(count * layout.scan_bytes));
   CERTKV_ASSIGN_OR_RETURN(uint8_t* const details,
@@ -23,12 +32,17 @@ absl::StatusOr<const AttendTile*> CopyTiles(const AttendArgs& args, DeviceMemory
   std::vector<AttendTile> tiles(args.tile_count, AttendTile{});
   for (int32_t t = begin; t < end; ++t) {
     const AttendTile& from = args.tiles[t];
-    uint8_t* const scan = scans + (end - 1 - t) * layout.scan_bytes;
-    uint8_t* const detail = details + (end - 1 - t) * layout.detail_bytes;
-    CERTKV_RETURN_IF_ERROR(memory->CopyInto(scan, from.scan, layout.scan_bytes));
-    CERTKV_RETURN_IF_ERROR(memory->CopyInto(detail, from.detail, layout.detail_bytes));
-    tiles[t].scan = scan;
-    tiles[t].detail = detail;
+    tiles[t].scan = scan_of(t);
+    tiles[t].detail = detail_of(t);
+    if (tiles[t].scan == nullptr || tiles[t].detail == nullptr) {
+      --count;
+      uint8_t* const scan = scans + count * layout.scan_bytes;
+      uint8_t* const detail = details + count * layout.detail_bytes;
+      CERTKV_RETURN_IF_ERROR(memory->CopyInto(scan, from.scan, layout.scan_bytes));
+      CERTKV_RETURN_IF_ERROR(memory->CopyInto(detail, from.detail, layout.detail_bytes));
+      tiles[t].scan = scan;
+      tiles[t].detail = detail;
+    }
     if (args.tile_sources == nullptr) continue;
     CERTKV_ASSIGN_OR_RETURN(
         tiles[t].original_keys,

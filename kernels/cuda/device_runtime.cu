@@ -54,10 +54,6 @@ absl::Status StatusOfHandle(cudaError_t error, absl::string_view what) {
                 "container settings, or set device: host");
 }
 
-absl::Status Use(int32_t device) {
-  return StatusOf(cudaSetDevice(device), absl::StrCat("choosing device ", device));
-}
-
 template <typename Handle>
 DeviceHandle BytesOf(const Handle& handle) {
   DeviceHandle bytes;
@@ -94,6 +90,10 @@ absl::StatusOr<std::vector<DeviceProperties>> CudaDeviceRuntime::Devices() {
     std::memcpy(devices[i].uuid.data(), &properties.uuid, devices[i].uuid.size());
   }
   return devices;
+}
+
+absl::Status CudaDeviceRuntime::Use(int32_t device) {
+  return StatusOf(cudaSetDevice(device), absl::StrCat("choosing device ", device));
 }
 
 absl::StatusOr<void*> CudaDeviceRuntime::Allocate(int32_t device, int64_t size_bytes) {

@@ -21,6 +21,7 @@ namespace certkv::cuda {
 class CudaDeviceRuntime final : public DeviceRuntime {
  public:
   absl::StatusOr<std::vector<DeviceProperties>> Devices() override;
+  absl::Status Use(int32_t device) override;
   absl::StatusOr<void*> Allocate(int32_t device, int64_t size_bytes) override;
   void Free(void* address) override;
   absl::StatusOr<DeviceHandle> ExportMemory(void* address) override;

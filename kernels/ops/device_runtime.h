@@ -39,6 +39,9 @@ class DeviceRuntime {
   // At least one. Errors: FailedPrecondition [DEVICE_MISSING].
   virtual absl::StatusOr<std::vector<DeviceProperties>> Devices() = 0;
 
+  // Makes this the device of what the thread queues on the default stream (a null stream).
+  virtual absl::Status Use(int32_t device) = 0;
+
   virtual absl::StatusOr<void*> Allocate(int32_t device, int64_t size_bytes) = 0;
   // Also while this process has it imported: then it goes with the last of these.
   virtual void Free(void* address) = 0;
@@ -65,7 +68,8 @@ class DeviceRuntime {
   // Of CreateEvent and of ImportEvent.
   virtual void DestroyEvent(CUevent_st* event) = 0;
   virtual absl::Status RecordEvent(CUevent_st* event, CUstream_st* stream) = 0;
-  // The stream goes on when the event has happened as it was recorded last.
+  // The stream goes on when the event has happened as it was recorded last. May be called by
+  // several threads at a time.
   virtual absl::Status QueueWait(CUstream_st* stream, CUevent_st* event) = 0;
   virtual absl::StatusOr<DeviceHandle> ExportEvent(CUevent_st* event) = 0;
   virtual absl::StatusOr<CUevent_st*> ImportEvent(int32_t device, const DeviceHandle& handle) = 0;

@@ -1,4 +1,5 @@
 // certkvd: store, certifier and gate in one process, on one socket, without a config file.
+#include "kernels/cuda/cuda.h"
 #include "services/certifier/config.h"
 #include "services/certifier/service.h"
 #include "services/cluster/config.h"
@@ -27,6 +28,10 @@ int main(int argc, char** argv) {
     kvstore.bulk.access = server.access;
     kvstore.bulk.has_members = kvstore.cluster.is_on();
     kvstore.bulk.has_access = true;
+    if (kvstore.device != certkv::DeviceChoice::kHost ||
+        certifier.device != certkv::DeviceChoice::kHost) {
+      kvstore.device_error = certifier.device_error = certkv::cuda::UseDevice();
+    }
     if (kvstore.fd_socket.empty()) kvstore.fd_socket = server.unix_socket + ".fd";
     if (certifier.store_socket.empty()) certifier.store_socket = server.unix_socket;
     if (gate.store_socket.empty()) gate.store_socket = server.unix_socket;

@@ -32,6 +32,12 @@ ConfigSection CertifierConfigSection(CertifierConfig* config) {
   section.AddBool("verify_every_read", &config->verify_every_read,
                   "recompute the checksums of quantized blocks on every read, not only on the "
                   "first one after they were sealed or came back");
+  section.AddEnum<DeviceChoice>("device", &config->device, DeviceChoiceNames(),
+                                "whether a GPU reads the device tier of caches that have a copy "
+                                "there (kvstore.device): host, "
+                                "no; auto, where the process sees a GPU; cuda, always, or the "
+                                "certifier doesn't start. What a "
+                                "GPU can't or fails to do the host does");
   return section;
 }
 

@@ -5,7 +5,9 @@
 #include <cstdint>
 #include <string>
 
+#include "absl/status/status.h"
 #include "services/common/config_reader.h"
+#include "services/common/device_choice.h"
 
 namespace certkv {
 
@@ -21,6 +23,8 @@ struct CertifierConfig {
   int32_t messages_in_flight = 4;   // of one Attend stream
   int32_t read_threads = 0;         // 0: one per processor
   bool verify_every_read = false;   //
+  DeviceChoice device = DeviceChoice::kHost;
+  absl::Status device_error = {};  // no setting: why this process has no GPU, where it looked
 };
 
 // `config` must live as long as the section is used.

@@ -3,12 +3,28 @@
 #include "kernels/core/status.h"
 
 namespace certkv::certifier {
+namespace {
+
+std::string NameOf(const absl::Status& status) {
+  std::string reason = ReasonOf(status);
+  return reason.empty() ? absl::StatusCodeToString(status.code()) : reason;
+}
+
+}  // namespace
 
 void CertifierCounters::CountError(const absl::Status& status) {
-  std::string reason = ReasonOf(status);
-  if (reason.empty()) reason = absl::StatusCodeToString(status.code());
   absl::MutexLock lock(&mutex);
-  ++errors_by_reason[reason];
+  ++errors_by_reason[NameOf(status)];
+}
+
+void CertifierCounters::CountDeviceFallback(const absl::Status& status) {
+  absl::MutexLock lock(&mutex);
+  ++device_fallbacks_by_reason[NameOf(status)];
+}
+
+std::map<std::string, int64_t> CertifierCounters::DeviceFallbacksByReason() const {
+  absl::MutexLock lock(&mutex);
+  return device_fallbacks_by_reason;
 }
 
 std::map<std::string, int64_t> CertifierCounters::ErrorsByReason() const {

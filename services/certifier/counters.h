@@ -29,6 +29,7 @@ struct CertifierCounters {
   std::atomic<int64_t> heads_by_format[kFormatCount][kFormatCount][6]{};
   std::atomic<int64_t> repair_bytes{0};   // originals read again for repairs
   std::atomic<int64_t> attend_passes{0};  // calls of the attention kernel
+  std::atomic<int64_t> device_passes{0};  // of these, by a GPU
   // Progressive reads. Tokens are counted per query head, of reads answered.
   std::atomic<int64_t> skipping_heads{0};     // heads that skipped tokens
   std::atomic<int64_t> skip_misses{0};        // times a head skipped too much and read more
@@ -64,8 +65,13 @@ struct CertifierCounters {
   void CountError(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex);
   std::map<std::string, int64_t> ErrorsByReason() const ABSL_LOCKS_EXCLUDED(mutex);
 
+  // A pass that a GPU was to run and the host ran, under the reason for it.
+  void CountDeviceFallback(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex);
+  std::map<std::string, int64_t> DeviceFallbacksByReason() const ABSL_LOCKS_EXCLUDED(mutex);
+
   mutable absl::Mutex mutex;
   std::map<std::string, int64_t> errors_by_reason ABSL_GUARDED_BY(mutex);
+  std::map<std::string, int64_t> device_fallbacks_by_reason ABSL_GUARDED_BY(mutex);
 };
 
 }  // namespace certkv::certifier

@@ -7,6 +7,7 @@
 #include "kernels/bounds/skipping.h"
 #include "kernels/core/check.h"
 #include "kernels/core/status.h"
+#include "services/certifier/device_read.h"
 
 namespace certkv::certifier {
 namespace {
@@ -132,7 +133,10 @@ absl::Status KvHeadRead::Pass(KvHeadResult* result) {
       .top_half_width = workspace_->top_half_width.data(),
   };
   counters_->attend_passes.fetch_add(1, std::memory_order_relaxed);
-  CERTKV_RETURN_IF_ERROR(kernels_.attend(args, attended, workspace_->attend_scratch()));
+  void* const scratch = workspace_->attend_scratch();
+  if (!AttendOnDevice(plan_, kv_head_, kernels_, args, attended, scratch, counters_)) {
+    CERTKV_RETURN_IF_ERROR(kernels_.attend(args, attended, scratch));
+  }
   const int32_t atom_count = AttendAtomCount(args);
   for (int32_t i = 0; i < args.group_size; ++i) {
     FinishArgs finish_args{};

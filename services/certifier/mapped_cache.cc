@@ -55,6 +55,14 @@ MappedCache::MappedCache(CacheSpec spec, MappedSlab device, MappedSlab backing)
       backing_(std::move(backing)),
       verified_tiles_(device_.layout().slot_count(), spec_.layer_count(), spec_.kv_head_count) {}
 
+absl::Status MappedCache::ImportDeviceCopy(DeviceRuntime* runtime) {
+  CERTKV_ASSIGN_OR_RETURN(
+      device_copy_, ImportedSlab::Open(runtime, device_.base(), device_.layout().slab_bytes()));
+  compared_copies_ = std::make_unique<VerifiedTiles>(device_.layout().slot_count(),
+                                                     spec_.layer_count(), spec_.kv_head_count);
+  return absl::OkStatus();
+}
+
 absl::Status MappedCache::CheckAlive() const {
   if (alive()) return absl::OkStatus();
   return MakeError(absl::StatusCode::kUnavailable, "STORE_UNREACHABLE",

@@ -13,6 +13,7 @@
 #include "kernels/core/ids.h"
 #include "kernels/core/shared_memory.h"
 #include "kernels/core/slab_layout.h"
+#include "kernels/ops/imported_slab.h"
 
 namespace certkv::certifier {
 
@@ -87,6 +88,13 @@ class MappedCache {
   const MappedSlab& backing() const { return backing_; }
   VerifiedTiles* verified_tiles() { return &verified_tiles_; }
 
+  // Opens the device slab's copy in a GPU's memory, to be called before others have the cache.
+  // Errors: as ImportedSlab::Open; then there is none.
+  absl::Status ImportDeviceCopy(DeviceRuntime* runtime);
+  ImportedSlab* device_copy() const { return device_copy_.get(); }  // null: there is none
+  // Which tiles of it were compared with the mapped slab.
+  VerifiedTiles* compared_copies() { return compared_copies_.get(); }
+
   // False once the store that owns the memory is gone: leases may be, so nothing may be served.
   bool alive() const { return alive_.load(std::memory_order_acquire); }
   void MarkDead() { alive_.store(false, std::memory_order_release); }
@@ -101,6 +109,8 @@ class MappedCache {
   const MappedSlab device_;
   const MappedSlab backing_;
   VerifiedTiles verified_tiles_;
+  std::unique_ptr<VerifiedTiles> compared_copies_;
+  std::unique_ptr<ImportedSlab> device_copy_;  // after device_, which it reads
   std::atomic<bool> alive_{true};
 };
 

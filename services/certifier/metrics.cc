@@ -38,6 +38,9 @@ constexpr MetricInfo kInfos[] = {
      "bound "
      "that holds for sure because there was none (deterministic)"},
     {"certkv_certifier_passes_total", MetricKind::kCounter, "", "Calls of the attention kernel"},
+    {"certkv_certifier_device_passes_total", MetricKind::kCounter, "result",
+     "Calls of the attention kernel that a GPU was to run: done there, or done by the host for the "
+     "reason that is named; only with certifier.device"},
     {"certkv_certifier_tiles_verified_total", MetricKind::kCounter, "what",
      "Tiles whose checksums were recomputed, of quantized records or of originals"},
     {"certkv_certifier_errors_total", MetricKind::kCounter, "reason",
@@ -92,6 +95,14 @@ void CollectCertifierMetrics(const CertifierCounters& counters, int32_t view_cou
   sink->Add(dithered, Load(counters.dithered_heads), {{"tier", "dither"}});
   sink->Add(dithered, Load(counters.shareless_heads), {{"tier", "deterministic"}});
   sink->Add("certkv_certifier_passes_total", Load(counters.attend_passes));
+  const auto fallbacks = counters.DeviceFallbacksByReason();
+  if (counters.device_passes > 0 || !fallbacks.empty()) {
+    const char* const device = "certkv_certifier_device_passes_total";
+    sink->Add(device, Load(counters.device_passes), {{"result", "done"}});
+    for (const auto& [reason, count] : fallbacks) {
+      sink->Add(device, static_cast<double>(count), {{"result", reason}});
+    }
+  }
   sink->Add("certkv_certifier_tiles_verified_total", Load(counters.tiles_verified),
             {{"what", "quantized"}});
   sink->Add("certkv_certifier_tiles_verified_total", Load(counters.originals_verified),

@@ -167,6 +167,14 @@ absl::Status ReadChecker::Read(const View& view, const ReadRequest& request, int
     watch(args, nullptr);
     return absl::OkStatus();
   };
+  if (kernels_.attend_on_device != nullptr) {
+    watched.attend_on_device = [this, &watch](const AttendArgs& args, const AttendResult& result,
+                                              void* workspace) {
+      CERTKV_RETURN_IF_ERROR(kernels_.attend_on_device(args, result, workspace));
+      watch(args, nullptr);
+      return absl::OkStatus();
+    };
+  }
   watched.attend_progressive = [this, &watch](const ProgressiveArgs& args,
                                               const ProgressiveResult& result, void* workspace) {
     CERTKV_RETURN_IF_ERROR(kernels_.attend_progressive(args, result, workspace));

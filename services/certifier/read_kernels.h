@@ -14,6 +14,8 @@ namespace certkv::certifier {
 
 struct ReadKernels {
   std::function<absl::Status(const AttendArgs&, const AttendResult&, void*)> attend;
+  // By a GPU, of tiles that are resident there; null: the host runs all passes.
+  std::function<absl::Status(const AttendArgs&, const AttendResult&, void*)> attend_on_device;
   std::function<absl::Status(const ProgressiveArgs&, const ProgressiveResult&, void*)>
       attend_progressive;
   std::function<absl::Status(const FinishArgs&, FinishWorkspace*, Certificate*)> finish;
@@ -27,6 +29,7 @@ inline ReadKernels KernelsOf(Backend backend) {
   return {
       .attend = [backend](const AttendArgs& args, const AttendResult& result,
                           void* workspace) { return Attend(backend, args, result, workspace); },
+      .attend_on_device = nullptr,
       .attend_progressive =
           [backend](const ProgressiveArgs& args, const ProgressiveResult& result, void* workspace) {
             return AttendProgressive(backend, args, result, workspace);

@@ -8,10 +8,13 @@
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <chrono>
+#include <set>
 #include <string>
 #include <thread>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
 #include "certkv/certifier/v1/certifier.grpc.pb.h"
 #include "kernels/core/status.h"
 #include "services/certifier/convert.h"
@@ -42,6 +45,9 @@ class CertifierServer::Core final : public v1::Certifier::CallbackService,
   void Stop();
   void Drain();
   void LogCounters();
+  // Says once of each reason that the host runs what a GPU was to. Called by the timer, and in the
+  // end.
+  void LogDeviceFallbacks() ABSL_LOCKS_EXCLUDED(said_mutex_);
   const certifier::CertifierCounters& counters() const { return counters_; }
   void CollectMetrics(MetricSink* sink) const {
     certifier::CollectCertifierMetrics(counters_, views_.size(), budgets_.size(), sink);
@@ -92,6 +98,8 @@ class CertifierServer::Core final : public v1::Certifier::CallbackService,
   certifier::BatchRunner runner_;
   certifier::AttendStreamSet streams_;
   boost::asio::steady_timer timer_;
+  absl::Mutex said_mutex_;
+  std::set<std::string> device_fallbacks_said_ ABSL_GUARDED_BY(said_mutex_);
   std::atomic<bool> stopped_{false};
   std::atomic<bool> draining_{false};
   // Declared last: its threads may call back into everything above until it is destroyed.
@@ -106,6 +114,20 @@ constexpr std::chrono::milliseconds kTickInterval(1000);
 int32_t ReadThreads(const CertifierConfig& config) {
   if (config.read_threads > 0) return config.read_threads;
   return std::max(1, static_cast<int32_t>(std::thread::hardware_concurrency()));
+}
+
+// Null: the host reads. Says once where the config leaves it open and there is no GPU.
+absl::StatusOr<DeviceRuntime*> ChooseDevice(const CertifierConfig& config) {
+  if (config.device == DeviceChoice::kHost) return nullptr;
+  DeviceRuntime* const runtime = RegisteredDeviceRuntime();
+  if (runtime != nullptr) return runtime;
+  if (config.device == DeviceChoice::kAuto) {
+    Log(LogLevel::kWarning, "reads_on_host_alone", {{"why", config.device_error.message()}});
+    return nullptr;
+  }
+  if (!config.device_error.ok()) return config.device_error;
+  return MakeError(absl::StatusCode::kFailedPrecondition, "DEVICE_MISSING",
+                   "certifier.device is cuda, and this program has no devices; set device: host");
 }
 
 }  // namespace
@@ -137,8 +159,17 @@ void CertifierServer::Core::StartTimer() {
     if (closed > 0) {
       Log(LogLevel::kInfo, "views_closed", {{"views", closed}, {"why", "idle or store lost"}});
     }
+    core->LogDeviceFallbacks();
     core->StartTimer();
   });
+}
+
+void CertifierServer::Core::LogDeviceFallbacks() {
+  absl::MutexLock lock(&said_mutex_);
+  for (const auto& [reason, count] : counters_.DeviceFallbacksByReason()) {
+    if (!device_fallbacks_said_.insert(reason).second) continue;
+    Log(LogLevel::kWarning, "device_pass_run_by_host", {{"reason", reason}, {"passes", count}});
+  }
 }
 
 void CertifierServer::Core::Stop() {
@@ -169,6 +200,7 @@ void CertifierServer::Core::LogCounters() {
        {"heads_layer", by_rung(Rung::kLayer)},
        {"repair_bytes", counters_.repair_bytes.load()},
        {"attend_passes", counters_.attend_passes.load()},
+       {"device_passes", counters_.device_passes.load()},
        {"skipping_heads", counters_.skipping_heads.load()},
        {"skip_misses", counters_.skip_misses.load()},
        {"unskippable_heads", counters_.unskippable_heads.load()},
@@ -350,11 +382,16 @@ absl::StatusOr<std::unique_ptr<CertifierServer>> CertifierServer::Create(
       config.store_socket.empty() ? DefaultStoreSocket() : config.store_socket;
   Log(LogLevel::kInfo, "certifier_starts",
       {{"store", socket}, {"isa", CpuIsaName(isa)}, {"read_threads", ReadThreads(config)}});
+  CERTKV_ASSIGN_OR_RETURN(DeviceRuntime* const device, ChooseDevice(config));
   auto provider = std::make_unique<certifier::StoreClient>(
       certifier::StoreClientOptions{.store_socket = socket,
                                     .timeout_ms = config.store_timeout_ms,
-                                    .token_file = config.store_token_file});
+                                    .token_file = config.store_token_file,
+                                    .device = device});
   certifier::ReadKernels kernels = certifier::KernelsOf(Backend::kCpu);
+  if (device != nullptr) {
+    kernels.attend_on_device = certifier::KernelsOf(Backend::kCuda).attend;
+  }
   kernels.verify_every_read = config.verify_every_read;
   return CreateWith(config, clock, io_context, std::move(provider), std::move(kernels), access);
 }
@@ -373,6 +410,7 @@ CertifierServer::CertifierServer(std::shared_ptr<Core> core) : core_(std::move(c
 
 CertifierServer::~CertifierServer() {
   core_->Stop();
+  core_->LogDeviceFallbacks();
   core_->LogCounters();
 }
 

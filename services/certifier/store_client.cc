@@ -363,6 +363,12 @@ class StoreClient::Impl {
                                     ToHex(spec_digest.view()),
                                     "; store and certifier are of different versions"));
     }
+    if (options_.device == nullptr) return attachment;
+    const absl::Status imported = attachment->cache->ImportDeviceCopy(options_.device);
+    if (!imported.ok()) {
+      Log(LogLevel::kWarning, "device_copy_not_read",
+          {{"cache", ToHex(spec_digest.view(), 8)}, {"why", imported.ToString()}});
+    }
     return attachment;
   }
 

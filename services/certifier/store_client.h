@@ -16,9 +16,10 @@
 namespace certkv::certifier {
 
 struct StoreClientOptions {
-  std::string store_socket;     // path of the Unix socket of the store's gRPC service
-  int64_t timeout_ms = 2000;    // of each call and each exchange on the descriptor socket
-  std::string token_file = {};  // read for each attachment; "" = no token is shown
+  std::string store_socket;         // path of the Unix socket of the store's gRPC service
+  int64_t timeout_ms = 2000;        // of each call and each exchange on the descriptor socket
+  std::string token_file = {};      // read for each attachment; "" = no token is shown
+  DeviceRuntime* device = nullptr;  // opens the GPU's copies of caches that have one
 };
 
 // Invariants:

@@ -50,6 +50,10 @@ void CheckBlock(const Cache& cache, BlockCheck* block) {
           TileIdentityTag(block->key, plane.layer, plane.kv_head, tile), checksums.back());
     }
   }
+  DeviceCopy* const copy = cache.device_memory()->device_copy();
+  if (copy != nullptr && has_planes && block->planes_ok) {
+    block->planes_ok = !copy->Differs(block->device.slot);
+  }
   block->originals_ok =
       DigestOfChecksums(checksums.data(), static_cast<int64_t>(checksums.size())) ==
       block->originals_digest;

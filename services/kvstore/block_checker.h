@@ -29,8 +29,9 @@ struct BlockCheck {
 // Reads every byte of the blocks as a reader in another process would, through the store's
 // read-only maps and with their generations checked, so that the blocks need not be held. Planes
 // are good when every tile has its format, identity tag and checksums, and the checksum of the
-// originals that are there; originals are good when their digest is the one given.
-// Threads: on `pool` and the calling thread; null means on the calling thread alone.
+// originals that are there, and a GPU's copy of them is equal; originals are good when their digest
+// is the one given. Threads: on `pool` and the calling thread; null means on the calling thread
+// alone.
 void CheckBlocks(const Cache& cache, absl::Span<BlockCheck> blocks, ComputePool* pool);
 
 }  // namespace certkv::kvstore

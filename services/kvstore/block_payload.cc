@@ -208,6 +208,7 @@ absl::Status CopyIn(const Cache& cache, const BlockWrite& block,
                           block.originals_digest) {
     return PayloadDamaged(block.key, "has other originals than were sealed");
   }
+  cache.device_memory()->CopyToDevice({block.device_slot});
   return absl::OkStatus();
 }
 

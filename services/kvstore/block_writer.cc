@@ -142,6 +142,9 @@ absl::Status WriteBlocks(const Cache& cache, const StagingArea* staging,
     if (!status.ok() && block.staging_slot >= 0) error.Report(index, status);
   });
   CERTKV_RETURN_IF_ERROR(error.status());
+  std::vector<int32_t> slots;
+  for (const BlockWrite& block : blocks) slots.push_back(block.device_slot);
+  cache.device_memory()->CopyToDevice(slots);
   const int64_t block_tiles = PlanesPerBlock(spec) * tiles;
   absl::Status lost;
   for (size_t i = 0; i < blocks.size(); ++i) {
@@ -204,6 +207,10 @@ absl::StatusOr<int64_t> RebuildPlanes(const Cache& cache, const BlockWrite& bloc
       rewrite(to.detail, from.detail, tile_layout.detail_bytes);
     }
   }
+  DeviceCopy* const copy = cache.device_memory()->device_copy();
+  if (copy == nullptr) return rewritten;
+  if (rewritten == 0 && copy->Differs(block.device_slot)) ++rewritten;
+  copy->Upload({block.device_slot});
   return rewritten;
 }
 

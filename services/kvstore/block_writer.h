@@ -59,7 +59,8 @@ absl::Status WriteTile(const Cache& cache, const BlockWrite& block, const Plane&
 
 // Makes the planes of a sealed block again from its originals and rewrites the records that differ
 // from them, in place: equal originals give equal bytes, so a byte that was right keeps its value
-// under a reader's eyes, and handles stay. Returns how many records were rewritten.
+// under a reader's eyes, and handles stay. Returns how many records were rewritten, or 1 where only
+// a GPU's copy differed.
 // Errors: DataLoss [ORIGINAL_LOST], the originals do not have `block.originals_digest`; nothing was
 //         written then.
 // Threads: the block is held, and no other call writes its slots meanwhile.

@@ -162,6 +162,15 @@ BulkSocket::Awaitable<void> PullJob::FetchRun(std::shared_ptr<PullJob> self, Cli
 }
 
 bool PullJob::IsGood(Item* item) {
+  if (!IsWhole(item)) return false;
+  // Of a block that is there already, the planes are too.
+  if (item->id == BlockId::kNone) {
+    cache_->device_memory()->CopyToDevice({item->write.device_slot});
+  }
+  return true;
+}
+
+bool PullJob::IsWhole(Item* item) {
   BlockWrite& write = item->write;
   const uint32_t parts = item->target.parts;
   if (item->id != BlockId::kNone && write.originals_digest != item->target.head.originals_digest) {

@@ -59,7 +59,8 @@ class PullJob : public std::enable_shared_from_this<PullJob> {
   // Compares the checksums of what has come. Damaged blocks are to be asked for once more:
   // Unavailable [BULK_DISCONNECTED]; DataLoss [BULK_BLOCK_DAMAGED], a second time.
   absl::Status Verify(Run* run);
-  bool IsGood(Item* item);
+  bool IsGood(Item* item);  // and where a GPU has a copy, its planes are there too
+  bool IsWhole(Item* item);
 
   // Gives free connections what is next. Without more to do, ends the stage.
   void Pump();

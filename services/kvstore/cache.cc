@@ -44,10 +44,17 @@ absl::StatusOr<std::shared_ptr<Cache>> Cache::Create(CacheId id, const CacheSpec
   if (device_count < 1) return SlabTooSmall(spec, SlabKind::kDevice, sizes.device_bytes);
   CERTKV_ASSIGN_OR_RETURN(auto device, SlabMemory::Create(spec, SlabKind::kDevice, device_count,
                                                           options.dither_secret));
+  absl::Status device_error;
+  if (options.device.runtime != nullptr) {
+    device_error = device->AddDeviceCopy(options.device);
+    if (!device_error.ok() && options.needs_device) return device_error;
+  }
   CERTKV_ASSIGN_OR_RETURN(auto backing,
                           SlabMemory::Create(spec, SlabKind::kBacking, backing_count));
-  return std::shared_ptr<Cache>(
+  std::shared_ptr<Cache> cache(
       new Cache(id, spec, std::move(device), std::move(backing), hub, counters, options));
+  cache->device_error_ = device_error;
+  return cache;
 }
 
 Cache::Cache(CacheId id, const CacheSpec& spec, std::shared_ptr<SlabMemory> device,

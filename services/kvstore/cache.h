@@ -12,6 +12,7 @@
 #include "absl/container/btree_set.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kernels/core/cache_spec.h"
 #include "kernels/core/ids.h"
@@ -91,6 +92,8 @@ struct CacheOptions {
   const SpillTier* spill = nullptr;  // null: none
   TenantPool pool = {"", {""}};
   uint64_t dither_secret = 0;  // not 0 where the spec has dithered keys
+  DevicePlace device = {};     // of the copy of its device slab
+  bool needs_device = false;   // without that copy there is to be no cache
 };
 
 // Invariants:
@@ -109,7 +112,8 @@ class Cache {
   // `spec` is valid. The slabs are the largest that fit `sizes`; the device slab has no more slots
   // than the backing slab, as no block is in it alone. `hub`, `counters`
   // and `options.spill` outlive the cache.
-  // Errors: ResourceExhausted [SLAB_TOO_SMALL], not one block fits; as SlabMemory::Create.
+  // Errors: ResourceExhausted [SLAB_TOO_SMALL], not one block fits; as SlabMemory::Create; as
+  // SlabMemory::AddDeviceCopy where options.needs_device.
   static absl::StatusOr<std::shared_ptr<Cache>> Create(CacheId id, const CacheSpec& spec,
                                                        const TierSizes& sizes, EventHub* hub,
                                                        StoreCounters* counters,
@@ -125,6 +129,12 @@ class Cache {
   const std::string& description() const { return description_; }
   const std::shared_ptr<SlabMemory>& device_memory() const { return device_.memory(); }
   const std::shared_ptr<SlabMemory>& backing_memory() const { return backing_.memory(); }
+
+  // Why a GPU has no copy of the device slab, or not any more; OK where it has, or was not to.
+  absl::Status device_error() const {
+    const DeviceCopy* const copy = device_memory()->device_copy();
+    return copy == nullptr ? device_error_ : copy->error();
+  }
 
   int64_t slab_bytes() const {
     return device_.layout().slab_bytes() + backing_.layout().slab_bytes();
@@ -236,6 +246,7 @@ class Cache {
   EventHub* const hub_;
   StoreCounters* const counters_;
   const SpillTier* const spill_;  // null: none
+  absl::Status device_error_;     // of making the copy
   SlotPool device_;
   SlotPool backing_;
   BlockIndex index_;

@@ -28,6 +28,13 @@ void AddMemoryFields(KvStoreConfig* config, ConfigSection* section) {
   section->AddSize("backing_memory", &config->backing_memory_bytes, range,
                    "memory of the backing tier (originals) of each registered cache; it decides "
                    "how many blocks the cache holds");
+  section->AddEnum<DeviceChoice>(
+      "device", &config->device, DeviceChoiceNames(),
+      "whether a GPU has a copy of the device tier, which certifiers and engines read there: host, "
+      "none has; auto, where there is a GPU; cuda, always, and a cache whose copy can't be made is "
+      "refused. Takes device_memory of each registered cache from the GPU");
+  section->AddInteger("device_index", &config->device_index, {0, 63}, "",
+                      "which GPU, as CUDA counts those that the process sees");
   section->AddSize("staging_memory", &config->staging_memory_bytes, range,
                    "memory in which workers write originals before they are sealed, of all "
                    "sessions together");

@@ -6,8 +6,10 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "services/cluster/config.h"
 #include "services/common/config_reader.h"
+#include "services/common/device_choice.h"
 #include "services/kvstore/bulk_config.h"
 #include "services/kvstore/eviction_order.h"
 #include "services/kvstore/tenant_pool.h"
@@ -47,6 +49,10 @@ struct KvStoreConfig {
   int64_t spill_prefetch_bytes = int64_t{256} << 20;
   int32_t spill_ahead_percent = 10;
   std::string fd_socket;  // "": DefaultFdSocket()
+  DeviceChoice device = DeviceChoice::kHost;
+  int32_t device_index = 0;
+  absl::Status device_error =
+      {};  // no setting: why this process has no GPU, where it looked for one
   std::vector<kvstore::PoolConfig> pools;
   ClusterConfig cluster;  // a section of its own
   kvstore::BulkConfig bulk;

@@ -1,4 +1,5 @@
 // certkv-kvstore: stores and shares the KV blocks of running sequences.
+#include "kernels/cuda/cuda.h"
 #include "services/cluster/config.h"
 #include "services/common/server_program.h"
 #include "services/kvstore/config.h"
@@ -18,6 +19,9 @@ int main(int argc, char** argv) {
     config.bulk.access = server.access;
     config.bulk.has_members = config.cluster.is_on();
     config.bulk.has_access = true;
+    if (config.device != certkv::DeviceChoice::kHost) {
+      config.device_error = certkv::cuda::UseDevice();
+    }
     if (config.fd_socket.empty()) config.fd_socket = server.unix_socket + ".fd";
   });
   program.AddService<certkv::KvStoreServer>("certkv.kvstore.v1.KvStore", &config);

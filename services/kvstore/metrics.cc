@@ -13,6 +13,11 @@ constexpr MetricInfo kInfos[] = {
      "Bytes of blocks in a tier: device (quantized), backing (originals), disk"},
     {"certkv_kvstore_tier_capacity_bytes", MetricKind::kGauge, "tier",
      "Bytes that the device and backing tiers of all registered caches have slots for"},
+    {"certkv_kvstore_device_copies_total", MetricKind::kGauge, "state",
+     "Caches whose device tier has a copy in a GPU's memory (ready), and whose copy failed "
+     "(withdrawn); the log says why"},
+    {"certkv_kvstore_device_copied_bytes_total", MetricKind::kCounter, "",
+     "Bytes of blocks that were copied to a GPU, for the caches that are registered now"},
     {"certkv_kvstore_blocks_total", MetricKind::kGauge, "state",
      "Blocks in memory (backing), of them quantized (device), leased, pinned, being written"},
     {"certkv_kvstore_caches_total", MetricKind::kGauge, "", "Registered caches"},
@@ -155,6 +160,20 @@ void CollectTenants(const StoreStats& stats, MetricSink* sink) {
   }
 }
 
+void CollectDeviceCopies(const StoreStats& stats, MetricSink* sink) {
+  double ready = 0;
+  double withdrawn = 0;
+  double bytes = 0;
+  for (const CacheStats& cache : stats.caches) {
+    if (cache.has_device_copy) ++ready;
+    if (!cache.device_error.ok()) ++withdrawn;
+    bytes += static_cast<double>(cache.device_copied_bytes);
+  }
+  sink->Add("certkv_kvstore_device_copies_total", ready, {{"state", "ready"}});
+  sink->Add("certkv_kvstore_device_copies_total", withdrawn, {{"state", "withdrawn"}});
+  sink->Add("certkv_kvstore_device_copied_bytes_total", bytes);
+}
+
 }  // namespace
 
 absl::Span<const MetricInfo> StoreMetricInfos() { return kInfos; }
@@ -209,6 +228,7 @@ void CollectBulkMetrics(const BulkCounters& counters, MetricSink* sink) {
 void CollectStoreMetrics(const StoreStats& stats, MetricSink* sink) {
   CollectTiers(stats, sink);
   CollectTenants(stats, sink);
+  CollectDeviceCopies(stats, sink);
   sink->Add("certkv_kvstore_caches_total", static_cast<double>(stats.caches.size()));
   sink->Add("certkv_kvstore_sessions_total", stats.session_count);
   sink->Add("certkv_kvstore_leases_total", stats.lease_count);

@@ -8,6 +8,7 @@
 #include <chrono>
 #include <functional>
 #include <optional>
+#include <set>
 #include <thread>
 
 #include "absl/time/time.h"
@@ -16,6 +17,7 @@
 #include "services/kvstore/bulk_plane.h"
 #include "services/kvstore/cluster_link.h"
 #include "services/kvstore/compute_pool.h"
+#include "services/kvstore/device_place.h"
 #include "services/kvstore/fd_server.h"
 #include "services/kvstore/metrics.h"
 #include "services/kvstore/periodic_job.h"
@@ -37,22 +39,37 @@ int32_t SealThreads(const KvStoreConfig& config) {
   return std::max(1, static_cast<int32_t>(std::thread::hardware_concurrency()));
 }
 
+// Once, where the config leaves it open or asks for it.
+void LogDevice(const KvStoreConfig& config, const DevicePlace& device) {
+  if (config.device == DeviceChoice::kHost) return;
+  if (device.runtime == nullptr) {
+    Log(LogLevel::kWarning, "device_tier_on_host_alone", {{"why", config.device_error.message()}});
+  } else {
+    Log(LogLevel::kInfo, "device_tier_copied",
+        {{"device", device.device.device}, {"name", device.device.name}});
+  }
+}
+
 }  // namespace
 }  // namespace kvstore
 
 class KvStoreServer::Impl {
  public:
   Impl(const KvStoreConfig& config, const Clock* clock, boost::asio::io_context* io_context,
-       std::unique_ptr<kvstore::SpillTier> spill_tier, const AccessControl* access)
+       std::unique_ptr<kvstore::SpillTier> spill_tier, const AccessControl* access,
+       const kvstore::DevicePlace& device)
       : fd_socket(config.fd_socket.empty() ? DefaultFdSocket() : config.fd_socket),
         pool(kvstore::SealThreads(config), config.seal_queue_limit),
         spill(std::move(spill_tier)),
-        engine(config, clock, &pool, spill.get()),
+        engine(config, clock, &pool, spill.get(), device),
         calls(kvstore::MakeStoreCalls(&engine, &pool, access, fd_socket)),
         ticker(std::make_shared<kvstore::Ticker>(&engine, io_context)),
         scrubber(&engine, config.scrub_bytes_per_second) {
     if (spill != nullptr) loader.emplace(spill.get(), config.spill_directory, clock);
     StartJob(io_context, kWatermarkInterval, [this] { engine.KeepWatermarks(); });
+    if (device.runtime != nullptr) {
+      StartJob(io_context, kDeviceInterval, [this] { LogDeviceErrors(); });
+    }
     if (config.scrub_bytes_per_second > 0) {
       StartJob(io_context, kvstore::Scrubber::kInterval, [this] { scrubber.Run(); });
     }
@@ -77,6 +94,7 @@ class KvStoreServer::Impl {
     fd_server.reset();
     engine.SpillAll();
     pool.Join();
+    LogDeviceErrors();  // what came after the last job
   }
 
   void StartJob(boost::asio::io_context* io_context, std::chrono::milliseconds interval,
@@ -110,10 +128,21 @@ class KvStoreServer::Impl {
     }
   }
 
+  // Says once of each cache that a GPU has no copy of it, or not any more. Called by one job, and
+  // after it.
+  void LogDeviceErrors() {
+    for (const kvstore::CacheStats& cache : engine.GetStats().caches) {
+      if (cache.device_error.ok() || !device_errors_said.insert(cache.cache).second) continue;
+      Log(LogLevel::kError, "device_copy_failed",
+          {{"cache", ToHex(cache.digest.view(), 8)}, {"why", cache.device_error.ToString()}});
+    }
+  }
+
   // A store that opens in less serves as soon as it listens.
   static constexpr absl::Duration kOpenWait = absl::Milliseconds(500);
   static constexpr std::chrono::milliseconds kSpillInterval{200};
   static constexpr std::chrono::milliseconds kWatermarkInterval{50};
+  static constexpr std::chrono::milliseconds kDeviceInterval{500};
   static constexpr std::chrono::milliseconds kPrefetchInterval{10};
   static constexpr int kPrefetchesPerJob = 8;  // batches, so that a stop does not wait for many
 
@@ -125,6 +154,7 @@ class KvStoreServer::Impl {
   const std::shared_ptr<kvstore::Ticker> ticker;
   kvstore::Scrubber scrubber;
   std::string spill_error_said;
+  std::set<CacheId> device_errors_said;
   std::vector<std::shared_ptr<kvstore::PeriodicJob>> jobs;
   std::unique_ptr<kvstore::FdServer> fd_server;
   std::optional<kvstore::SpillLoader> loader;
@@ -142,7 +172,9 @@ absl::StatusOr<std::unique_ptr<KvStoreServer>> KvStoreServer::Create(
 absl::StatusOr<std::unique_ptr<KvStoreServer>> KvStoreServer::CreateOn(
     std::unique_ptr<kvstore::SpillTier> spill, const KvStoreConfig& config, const Clock* clock,
     boost::asio::io_context* io_context, const AccessControl* access) {
-  auto impl = std::make_unique<Impl>(config, clock, io_context, std::move(spill), access);
+  CERTKV_ASSIGN_OR_RETURN(const kvstore::DevicePlace device, kvstore::ChooseDevice(config));
+  kvstore::LogDevice(config, device);
+  auto impl = std::make_unique<Impl>(config, clock, io_context, std::move(spill), access, device);
   CERTKV_ASSIGN_OR_RETURN(
       impl->fd_server,
       kvstore::FdServer::Create({impl->fd_socket, config.session_limit + kvstore::kSpareConnections,

@@ -47,4 +47,9 @@ SlabMemory::SlabMemory(SlabLayout layout, UniqueFd export_fd, Mapping mapping,
       mapping_(std::move(mapping)),
       reader_mapping_(std::move(reader_mapping)) {}
 
+absl::Status SlabMemory::AddDeviceCopy(const DevicePlace& place) {
+  CERTKV_ASSIGN_OR_RETURN(device_copy_, DeviceCopy::Create(place, layout_, base()));
+  return absl::OkStatus();
+}
+
 }  // namespace certkv::kvstore

@@ -5,10 +5,13 @@
 #include <cstdint>
 #include <memory>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "kernels/core/cache_spec.h"
 #include "kernels/core/shared_memory.h"
 #include "kernels/core/slab_layout.h"
+#include "services/kvstore/device_copy.h"
 
 namespace certkv::kvstore {
 
@@ -20,8 +23,11 @@ namespace certkv::kvstore {
 //  2. Staging slabs are shared writable with their worker. The store trusts nothing in them, the
 //     header and generation table included: offsets come from layout().
 //  3. Pages become resident when they are first written, so a slab costs what is in it.
+//  4. Where a device slab has a copy in a GPU's memory, a slot is in it before it is sealed, or the
+//     copy is withdrawn.
 //
-// Threads: const after Create; who may write which slot is SlotPool's and StagingArea's business.
+// Threads: const after Create and AddDeviceCopy; who may write which slot is SlotPool's and
+// StagingArea's business.
 class SlabMemory {
  public:
   // `spec` is valid, slot_count >= 1; `dither_secret` is the cache's. Errors: ResourceExhausted
@@ -30,6 +36,15 @@ class SlabMemory {
   static absl::StatusOr<std::shared_ptr<SlabMemory>> Create(const CacheSpec& spec, SlabKind kind,
                                                             int32_t slot_count,
                                                             uint64_t dither_secret = 0);
+
+  // Gives a device slab a copy in a GPU's memory. To be called once, before the slab is shared.
+  // Errors: those of DeviceRuntime; then there is none.
+  absl::Status AddDeviceCopy(const DevicePlace& place);
+  DeviceCopy* device_copy() const { return device_copy_.get(); }  // null: there is none
+  // Brings slots that were written into the copy, if there is one. Blocks until they are there.
+  void CopyToDevice(absl::Span<const int32_t> slots) const {
+    if (device_copy_ != nullptr) device_copy_->Upload(slots);
+  }
 
   const SlabLayout& layout() const { return layout_; }
   uint8_t* base() const { return mapping_.data(); }
@@ -48,6 +63,7 @@ class SlabMemory {
   const UniqueFd export_fd_;
   const Mapping mapping_;
   const Mapping reader_mapping_;
+  std::unique_ptr<DeviceCopy> device_copy_;
 };
 
 }  // namespace certkv::kvstore

@@ -27,12 +27,15 @@ std::vector<int32_t> SlotPool::Take(int32_t count) {
     CERTKV_CHECK(states_[slot] == State::kFree, "a slot on the free list is free");
     states_[slot] = State::kWriting;
     ++writing_count_;
+    if (memory_->device_copy() != nullptr) memory_->device_copy()->Forget(slot);
   }
   return slots;
 }
 
 SlotRef SlotPool::Seal(int32_t slot) {
   CERTKV_CHECK(states_[slot] == State::kWriting, "only a slot that is being written is sealed");
+  CERTKV_CHECK(memory_->device_copy() == nullptr || memory_->device_copy()->Has(slot),
+               "a slot is copied to the device before it is sealed");
   std::atomic<uint64_t>& generation = GenerationAt(base(), layout(), slot);
   const uint64_t sealed = generation.load(std::memory_order_relaxed) + 1;
   CERTKV_CHECK(sealed % 2 == 0, "the generation is odd while a slot is written");

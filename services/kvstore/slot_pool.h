@@ -17,7 +17,8 @@ namespace certkv::kvstore {
 //  1. A slot is in one state; free + writing + sealed = slot_count.
 //  2. Its generation is even exactly while it is sealed.
 //  3. A generation never comes back: a SlotRef that Seal() returned is never returned again.
-//  4. Only the holder of a slot in state "being written" writes its bytes, after BeginWrite().
+//  4. Where the slab has a copy in a GPU's memory, a slot's bytes are there before it is sealed.
+//  5. Only the holder of a slot in state "being written" writes its bytes, after BeginWrite().
 //
 // Threads: the caller serializes all calls but BeginWrite(). Readers in other processes see
 // generations by atomic loads only.

@@ -47,11 +47,12 @@ uint64_t DitherSecretOf(absl::string_view root, const CacheSpec& spec, const Spe
 }  // namespace
 
 StoreEngine::StoreEngine(const KvStoreConfig& config, const Clock* clock, ComputePool* pool,
-                         SpillTier* spill)
+                         SpillTier* spill, const DevicePlace& device)
     : config_(config),
       clock_(clock),
       pool_(pool),
       spill_(spill),
+      device_(device),
       dither_root_(RootOf(spill)),
       events_(config.watcher_limit, config.event_queue_limit, config.event_history_limit,
               RandomId()),
@@ -79,11 +80,12 @@ absl::StatusOr<RegisteredCache> StoreEngine::RegisterCache(const CacheSpec& spec
     ExpireLeases(now);
     CERTKV_RETURN_IF_ERROR(MakeRoomForCache(pool, spec, now));
     CERTKV_ASSIGN_OR_RETURN(
-        cache, Cache::Create(CacheId{RandomId()}, spec,
-                             {config_.device_memory_bytes, config_.backing_memory_bytes}, &events_,
-                             &counters_,
-                             CacheOptions{config_.eviction, spill_, pool,
-                                          DitherSecretOf(dither_root_, spec, digest)}));
+        cache,
+        Cache::Create(
+            CacheId{RandomId()}, spec, {config_.device_memory_bytes, config_.backing_memory_bytes},
+            &events_, &counters_,
+            CacheOptions{config_.eviction, spill_, pool, DitherSecretOf(dither_root_, spec, digest),
+                         device_, config_.device == DeviceChoice::kCuda}));
     caches_.emplace(cache->id(), cache);
   }
   // A cache that was asked for just now isn't the first to make room for another.
@@ -378,6 +380,11 @@ StoreStats StoreEngine::GetStats() {
       if (is_here) entry.tenants.push_back({tenants_.NameOf(tenant), use});
     }
     entry.pool_tenants = cache->pool().tenants;
+    entry.device_error = cache->device_error();
+    if (const DeviceCopy* const copy = cache->device_memory()->device_copy()) {
+      entry.has_device_copy = copy->is_ready();
+      entry.device_copied_bytes = copy->uploaded_bytes();
+    }
     stats.caches.push_back(std::move(entry));
   }
   stats.session_count = sessions_.size();

@@ -126,6 +126,9 @@ struct CacheStats {
   int32_t session_count = 0;
   std::vector<TenantStats> tenants;  // those with blocks, or with a quota and a session
   std::vector<std::string> pool_tenants;
+  bool has_device_copy = false;  // ready, not withdrawn
+  int64_t device_copied_bytes = 0;
+  absl::Status device_error;  // why there is none, though there was to be one
 };
 struct StoreStats {
   std::vector<CacheStats> caches;
@@ -156,9 +159,10 @@ struct StoreStats {
 // and would get it later carry a retry delay (services/common/retry_delay.h).
 class StoreEngine {
  public:
-  // All pointers outlive the engine. `config` is valid. `spill` null: no tier on disk.
+  // All pointers outlive the engine. `config` is valid. `spill` null: no tier on disk. `device`:
+  // where device slabs have copies.
   StoreEngine(const KvStoreConfig& config, const Clock* clock, ComputePool* pool,
-              SpillTier* spill = nullptr);
+              SpillTier* spill = nullptr, const DevicePlace& device = {});
   ~StoreEngine();
 
   EventHub* events() { return &events_; }
@@ -264,9 +268,9 @@ class StoreEngine {
   // Holds what there is of a chain, from its beginning on, and brings it back from disk. Computes.
   // Until EndPull, which must come, all that the pull publishes is held too.
   absl::StatusOr<Pull> BeginPull(SessionId session, absl::Span<const BlockKey> keys);
-  // Slots for the next `count` blocks, which the caller writes, then publishes or gives back.
-  // Makes room. Errors: NotFound [SESSION_NOT_FOUND]; ResourceExhausted [STORE_FULL |
-  // QUOTA_EXCEEDED], with a retry delay.
+  // Slots for the next `count` blocks, which the caller writes and brings to the device
+  // (SlabMemory::CopyToDevice), then publishes or gives back. Makes room. Errors: NotFound
+  // [SESSION_NOT_FOUND]; ResourceExhausted [STORE_FULL | QUOTA_EXCEEDED], with a retry delay.
   absl::StatusOr<std::vector<BlockWrite>> ClaimForPull(const Pull& pull, int32_t count);
   void ReturnPulled(const Pull& pull, absl::Span<const BlockWrite> writes);
   // Publishes one block, after those before it in its chain, or finds it published by another call
@@ -445,6 +449,7 @@ class StoreEngine {
   const Clock* const clock_;
   ComputePool* const pool_;
   SpillTier* const spill_;  // null: none
+  const DevicePlace device_;
   // What the dither secrets of caches are made of: of the tier on disk, so that blocks that come
   // back from there are read with the secret that they were made with; else of this process.
   const std::string dither_root_;

@@ -53,6 +53,7 @@ class StoreEnginePullTest : public testing::Test {
       at += span.size();
     }
     EXPECT_EQ(at, bytes.size());
+    if (planes) pull.cache->device_memory()->CopyToDevice({write.device_slot});
   }
   Pull Begin(int32_t chain, int32_t count) {
     auto pull = target_.engine.BeginPull(worker_.session, ChainKeys(chain, count));

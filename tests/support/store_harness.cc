@@ -1,11 +1,13 @@
 #include "tests/support/store_harness.h"
 
 #include <array>
+#include <cstdlib>
 #include <cstring>
 
 #include "kernels/core/block_key.h"
 #include "kernels/core/check.h"
 #include "kernels/core/half.h"
+#include "kernels/cuda/cuda.h"
 #include "kernels/ops/quantize_tile.h"
 
 namespace certkv {
@@ -135,9 +137,19 @@ absl::Status CheckDevicePlanes(const SlabLayout& layout, const CacheSpec& spec, 
   return absl::OkStatus();
 }
 
+kvstore::DevicePlace DeviceOfTests() {
+  if (std::getenv(kTestDevice) == nullptr) return {};
+  static const kvstore::DevicePlace* const place = [] {
+    CERTKV_CHECK(cuda::UseDevice().ok(), "host memory is a device");
+    DeviceRuntime* const runtime = RegisteredDeviceRuntime();
+    return new kvstore::DevicePlace{runtime, runtime->Devices()->front()};
+  }();
+  return *place;
+}
+
 StoreHarness::StoreHarness(const StoreShape& shape, const CacheSpec& spec)
     : spec(spec),
-      engine(ConfigOf(shape, spec), &clock, &pool, shape.spill),
+      engine(ConfigOf(shape, spec), &clock, &pool, shape.spill, shape.device),
       device_layout(spec, SlabKind::kDevice, shape.device_slots),
       backing_layout(spec, SlabKind::kBacking, shape.backing_slots) {
   const auto registered = engine.RegisterCache(spec);
@@ -223,8 +235,10 @@ bool StoreHarness::IsReadable(const Worker& worker, const BlockHandle& handle) c
   if (!GenerationMatches(worker.device.data(), device_layout, handle.device)) return false;
   const absl::Status planes =
       CheckDevicePlanes(device_layout, spec, handle.key, handle.device.slot, worker.device.data());
+  kvstore::DeviceCopy* const copy = worker.device_memory->device_copy();
+  const bool is_copied = copy == nullptr || !copy->Differs(handle.device.slot);
   if (!GenerationStillMatches(worker.device.data(), device_layout, handle.device)) return false;
-  return has_originals && planes.ok();
+  return has_originals && planes.ok() && is_copied;
 }
 
 kvstore::BlockInfo StoreHarness::Info(int32_t chain, int32_t index) {

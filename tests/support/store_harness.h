@@ -39,12 +39,18 @@ bool HasOriginalsOf(const SlabLayout& layout, const CacheSpec& spec, const Block
 absl::Status CheckDevicePlanes(const SlabLayout& layout, const CacheSpec& spec, const BlockKey& key,
                                int32_t slot, const uint8_t* base);
 
+// Where the copies of device slabs are in this run of the tests: nowhere, or, where the environment
+// has kTestDevice, on the device that on_cpu/sharing makes of host memory.
+kvstore::DevicePlace DeviceOfTests();
+inline constexpr char kTestDevice[] = "CERTKV_TEST_DEVICE";
+
 // What a test changes about the store.
 struct StoreShape {
   int32_t device_slots = 8;
   int32_t backing_slots = 16;
   KvStoreConfig config;  // its memory sizes are overwritten
   kvstore::SpillTier* spill = nullptr;
+  kvstore::DevicePlace device = DeviceOfTests();
 };
 
 // The engine and one cache. Every worker's staging memory is mapped through its descriptor, as a

@@ -29,6 +29,8 @@ std::string OtherReleaseDirectory() {
   return absl::StrCat(cli::ProgramDirectory(), "/../other_release");
 }
 
+std::string DeviceDirectory() { return absl::StrCat(cli::ProgramDirectory(), "/../on_device"); }
+
 absl::Status WaitUntilServing(const std::string& target, cli::ChildProcess& process) {
   const absl::Time deadline = absl::Now() + absl::Seconds(60);  // sanitizer builds start slowly
   while (absl::Now() < deadline) {
@@ -44,12 +46,18 @@ absl::Status WaitUntilServing(const std::string& target, cli::ChildProcess& proc
 
 absl::Status Cluster::StartServer(Server& server) {
   const bool is_other = !server.wire_versions.empty();
-  std::vector<std::string> arguments = {
-      absl::StrCat(is_other ? OtherReleaseDirectory() : BinaryDirectory(), "/", server.program),
-      "--socket", server.socket};
+  const std::string programs = is_other           ? OtherReleaseDirectory()
+                               : server.on_device ? DeviceDirectory()
+                                                  : BinaryDirectory();
+  std::vector<std::string> arguments = {absl::StrCat(programs, "/", server.program), "--socket",
+                                        server.socket};
   std::vector<std::string> environment = {absl::StrCat("CERTKV_RUNTIME_DIR=", directory_)};
   if (is_other) {
     environment.push_back(absl::StrCat(kOtherReleaseVersions, "=", server.wire_versions));
+  }
+  if (server.on_device) {
+    environment.push_back(
+        absl::StrCat(kDeviceFailures, "=", directory_, "/", server.program, ".failures"));
   }
   const std::string config = absl::StrCat(directory_, "/", server.program, ".yaml");
   if (std::filesystem::exists(config)) {
@@ -71,18 +79,20 @@ absl::StatusOr<std::unique_ptr<Cluster>> Cluster::Start(ClusterShape shape,
   std::unique_ptr<Cluster> cluster(new Cluster(shape, directory));
   const std::string base(directory);
   if (shape == ClusterShape::kAllInOne) {
-    cluster->servers_.push_back({"certkvd", base + "/certkvd.sock", nullptr, ""});
+    cluster->servers_.push_back({"certkvd", base + "/certkvd.sock", nullptr, "", false});
   } else {
-    cluster->servers_.push_back({"certkv-kvstore", base + "/kvstore.sock", nullptr, ""});
-    cluster->servers_.push_back({"certkv-certifier", base + "/certifier.sock", nullptr, ""});
-    cluster->servers_.push_back({"certkv-gate", base + "/gate.sock", nullptr, ""});
+    cluster->servers_.push_back({"certkv-kvstore", base + "/kvstore.sock", nullptr, "", false});
+    cluster->servers_.push_back({"certkv-certifier", base + "/certifier.sock", nullptr, "", false});
+    cluster->servers_.push_back({"certkv-gate", base + "/gate.sock", nullptr, "", false});
   }
   for (Server& server : cluster->servers_) {
     server.wire_versions = access.wire_versions;
+    server.on_device = access.on_device && server.program != "certkv-gate";
     std::string yaml = access.server_yaml;
     const bool is_all = server.program == "certkvd";
     if (is_all || server.program == "certkv-gate") yaml += gate_yaml;
     if (is_all || server.program == "certkv-kvstore") yaml += access.store_yaml;
+    if (is_all || server.program == "certkv-certifier") yaml += access.certifier_yaml;
     if (!access.reader_token.empty() && (is_all || server.program == "certkv-certifier")) {
       yaml += absl::StrCat("certifier:\n  store_token_file: ", access.reader_token, "\n");
     }
@@ -108,6 +118,13 @@ void Cluster::Signal(ClusterService service, int signal_number) {
 
 std::string Cluster::ConfigPath(ClusterService service) {
   return absl::StrCat(directory_, "/", Of(service).program, ".yaml");
+}
+
+void Cluster::SetDeviceFailures(ClusterService service, const std::string& failures) {
+  // Renamed into its place, so that nobody reads half of it.
+  const std::string path = absl::StrCat(directory_, "/", Of(service).program, ".failures");
+  std::ofstream(path + ".new") << failures;
+  std::filesystem::rename(path + ".new", path);
 }
 
 client::Options Cluster::options() const {

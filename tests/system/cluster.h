@@ -20,9 +20,12 @@ enum class ClusterService : uint8_t { kStore, kCertifier, kGate };
 
 // How a cluster's servers are reached, when not by anybody at their Unix sockets.
 struct ClusterAccess {
-  std::string server_yaml = {};   // more of the config file of every server
-  std::string reader_token = {};  // path of the certifier's token for the store
-  std::string store_yaml = {};    // more of the config file of the process that runs the store
+  std::string server_yaml = {};     // more of the config file of every server
+  std::string reader_token = {};    // path of the certifier's token for the store
+  std::string store_yaml = {};      // more of the config file of the process that runs the store
+  std::string certifier_yaml = {};  // and of the certifier's
+  // Store and certifier are programs whose GPU is host memory (device_failures.cc).
+  bool on_device = false;
   // "1-2": all are servers of a release that speaks these versions; "": of this one.
   std::string wire_versions = {};
 };
@@ -52,6 +55,9 @@ class Cluster {
   // Ends it as an upgrade does (SIGTERM), and starts the program of the release that speaks
   // `wire_versions` ("": this one) on the same socket.
   absl::Status Replace(ClusterService service, const std::string& wire_versions);
+  // From now on the GPU of the process that runs `service` fails so (injected_failures.h). Only
+  // with ClusterAccess::on_device.
+  void SetDeviceFailures(ClusterService service, const std::string& failures);
   // SIGTERM to all; errors when one doesn't drain to exit status 0.
   absl::Status Stop();
   // What the servers wrote to their logs.
@@ -63,6 +69,7 @@ class Cluster {
     std::string socket;  // path
     std::unique_ptr<cli::ChildProcess> process;
     std::string wire_versions;  // of another release; "" = this one
+    bool on_device = false;
   };
   Cluster(ClusterShape shape, std::string directory)
       : shape_(shape), directory_(std::move(directory)) {}
@@ -79,6 +86,11 @@ absl::Status WaitUntilServing(const std::string& target, cli::ChildProcess& proc
 
 // Directory of the built programs (certkvd, certkv, ...), beside the tests' own.
 std::string BinaryDirectory();
+
+// certkvd, certkv-kvstore and certkv-certifier whose GPU is host memory, and the variable that
+// names the file of its failures.
+std::string DeviceDirectory();
+inline constexpr char kDeviceFailures[] = "CERTKV_TEST_DEVICE_FAILURES";
 
 // certkv-kvstore, certkv-certifier and certkv-gate of another release: the versions that they speak
 // stand in their environment, under kOtherReleaseVersions (other_release.cc).

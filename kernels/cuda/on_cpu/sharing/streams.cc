@@ -24,11 +24,10 @@ struct Stream {
   }
   // The first error; what comes after it is not done, as on a device that is lost.
   cudaError_t Run() {
-    std::vector<std::function<cudaError_t()>> work;
-    {
-      const std::lock_guard lock(mutex);
-      work.swap(queue);
-    }
+    // Locked to the end: another thread that waits has waited only when all is done.
+    const std::lock_guard lock(mutex);
+    const std::vector<std::function<cudaError_t()>> work = std::move(queue);
+    queue.clear();
     for (const auto& one : work) {
       const cudaError_t error = one();
       if (error != cudaSuccess) return error;
