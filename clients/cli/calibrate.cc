@@ -167,6 +167,77 @@ LayerChoice ChooseLayer(const CacheSpec& spec, absl::Span<const Candidate> candi
   return best;
 }
 
+// Choices for the first layers: so many bytes, and so many reads covered.
+struct Choices {
+  int64_t bytes = 0;
+  int64_t covered = 0;
+  int32_t candidate = 0;  // of the last of them
+  int32_t before = 0;     // index of the Choices for the layers before it
+};
+
+// Drops choices that cover no more than others of as many bytes or fewer; the rest by bytes.
+void KeepBest(std::vector<Choices>* choices) {
+  std::sort(choices->begin(), choices->end(), [](const Choices& a, const Choices& b) {
+    return a.bytes != b.bytes ? a.bytes < b.bytes : a.covered > b.covered;
+  });
+  int64_t most = -1;
+  const auto is_worse = [&most](const Choices& one) {
+    if (one.covered <= most) return true;
+    most = one.covered;
+    return false;
+  };
+  choices->erase(std::remove_if(choices->begin(), choices->end(), is_worse), choices->end());
+}
+
+// Fewest bytes in all for the coverage of all layers' reads, exactly: layer by layer, of all ways
+// to choose for those before it only the ones that no other beats in bytes and in coverage.
+std::vector<LayerChoice> ChooseTogether(const CacheSpec& spec,
+                                        absl::Span<const Candidate> candidates,
+                                        const CalibrationTerms& terms) {
+  const float limit = terms.tolerances.tv_tolerance;
+  const auto layer_count = static_cast<int32_t>(candidates[0].layers.size());
+  std::vector<std::vector<Choices>> best = {{Choices{}}};  // for the first 0, 1, ... layers
+  double reads = 0;
+  for (int32_t layer = 0; layer < layer_count; ++layer) {
+    std::vector<Choices> all;
+    for (size_t i = 0; i < candidates.size(); ++i) {
+      const std::vector<MeasuredRead>& measured = candidates[i].layers[layer].choosing;
+      const int64_t bytes =
+          SlabLayout::SlotBytes(OneLayer(spec, layer, candidates[i]), SlabKind::kDevice);
+      const int64_t covered =
+          std::llround(Coverage(measured, limit) * static_cast<double>(measured.size()));
+      for (size_t n = 0; n < best.back().size(); ++n) {
+        const Choices& before = best.back()[n];
+        all.push_back({before.bytes + bytes, before.covered + covered, static_cast<int32_t>(i),
+                       static_cast<int32_t>(n)});
+      }
+    }
+    KeepBest(&all);
+    best.push_back(std::move(all));
+    reads += static_cast<double>(candidates[0].layers[layer].choosing.size());
+  }
+  const std::vector<Choices>& last = best.back();
+  auto end = std::find_if(last.begin(), last.end(), [&](const Choices& one) {
+    return static_cast<double>(one.covered) >= terms.coverage * reads;
+  });
+  const bool is_reached = end != last.end();
+  auto at = static_cast<int32_t>((is_reached ? end : std::prev(end)) - last.begin());
+  std::vector<LayerChoice> choices(layer_count);
+  for (int32_t layer = layer_count - 1; layer >= 0; --layer) {
+    const Choices& chosen = best[layer + 1][at];
+    const Candidate& candidate = candidates[chosen.candidate];
+    const LayerReads& measured = candidate.layers[layer];
+    choices[layer] = {chosen.candidate,
+                      is_reached,
+                      limit,
+                      BytesPerToken(OneLayer(spec, layer, candidate), SlabKind::kDevice),
+                      Coverage(measured.choosing, limit),
+                      Coverage(measured.held_out, limit)};
+    at = chosen.before;
+  }
+  return choices;
+}
+
 UniformFigures FiguresOf(const Trace& trace, const Candidate& candidate, float tv_tolerance) {
   double covered = 0;
   double reads = 0;
@@ -239,9 +310,13 @@ Calibration Choose(const Trace& trace, std::vector<Candidate> candidates,
   for (const Candidate& candidate : calibration.candidates) {
     calibration.uniform.push_back(FiguresOf(trace, candidate, terms.tolerances.tv_tolerance));
   }
+  std::vector<LayerChoice> together;
+  if (terms.of_model) together = ChooseTogether(calibration.spec, calibration.candidates, terms);
   double covered = 0;
   for (int32_t layer = 0; layer < trace.layer_count(); ++layer) {
-    const LayerChoice choice = ChooseLayer(calibration.spec, calibration.candidates, layer, terms);
+    const LayerChoice choice =
+        terms.of_model ? together[layer]
+                       : ChooseLayer(calibration.spec, calibration.candidates, layer, terms);
     const Candidate& chosen = calibration.candidates[choice.candidate];
     calibration.spec.layers[layer] = OneLayer(calibration.spec, layer, chosen).layers[0];
     const LayerReads& reads = chosen.layers[layer];

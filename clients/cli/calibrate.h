@@ -80,6 +80,7 @@ struct UniformFigures {  // of one candidate in every layer, at the largest tole
 struct CalibrationTerms {
   Tolerances tolerances;   // the loosest that a read may have
   double coverage = 0.95;  // in (0, 1]
+  bool of_model = false;   // of the reads of all layers together, and not of each layer
 };
 struct Calibration {
   CalibrationTerms terms;
@@ -108,7 +109,9 @@ absl::Status Measure(absl::Span<const CalibrationTrace> traces, const client::Op
 
 // Chooses for each layer the candidate of fewest bytes whose choosing queries are covered as
 // `terms` say at the largest tolerance (of equal bytes the one that covers more), and then the
-// tightest tolerance at which they still are. `trace` is one of those measured.
+// tightest tolerance at which they still are. With terms.of_model the candidates of fewest bytes in
+// all that cover so much of all layers' reads, at the largest tolerance; where none do, those that
+// cover most. `trace` is one of those measured.
 Calibration Choose(const Trace& trace, std::vector<Candidate> candidates,
                    const CalibrationTerms& terms);
 

@@ -67,6 +67,7 @@ absl::Status Calibrate(const GlobalOptions& global, const CalibrateOptions& opti
   if (options.tv_tolerance >= 0) terms.tolerances.tv_tolerance = options.tv_tolerance;
   if (options.value_tolerance >= 0) terms.tolerances.value_tolerance = options.value_tolerance;
   terms.coverage = options.coverage;
+  terms.of_model = options.coverage_of == "model";
   for (Candidate& candidate : candidates) {
     ProgressLine line(candidate.name);
     CERTKV_RETURN_IF_ERROR(

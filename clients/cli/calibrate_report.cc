@@ -70,11 +70,11 @@ std::string CandidateTable(const Calibration& calibration) {
 std::string RenderCalibration(const Calibration& calibration) {
   const CalibrationTerms& terms = calibration.terms;
   std::string text = absl::StrFormat(
-      "%s\nreads covered: certified at once, within tv %g and value %g; wanted of each layer %s\n"
+      "%s\nreads covered: certified at once, within tv %g and value %g; wanted of %s %s\n"
       "chosen on %s reads; expected figures are of %s others, which had no part in the choice\n\n",
       calibration.spec.model, terms.tolerances.tv_tolerance, terms.tolerances.value_tolerance,
-      FormatPercent(terms.coverage), FormatCount(calibration.choosing_reads),
-      FormatCount(calibration.held_out_reads));
+      terms.of_model ? "all layers together" : "each layer", FormatPercent(terms.coverage),
+      FormatCount(calibration.choosing_reads), FormatCount(calibration.held_out_reads));
   absl::StrAppend(&text, LayerTable(calibration), "\n", CandidateTable(calibration), "\n");
   if (!HasAllLayers(calibration)) {
     absl::StrAppend(&text,
@@ -90,6 +90,7 @@ json CalibrationJson(const Calibration& calibration) {
                {"tv_tolerance", terms.tolerances.tv_tolerance},
                {"value_tolerance", terms.tolerances.value_tolerance},
                {"coverage", terms.coverage},
+               {"coverage_of", terms.of_model ? "model" : "layer"},
                {"choosing_reads", calibration.choosing_reads},
                {"held_out_reads", calibration.held_out_reads},
                {"original_bytes_per_token", calibration.original_bytes_per_token},

@@ -12,6 +12,7 @@
 namespace certkv::cli {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 constexpr char kTrace[] = "tests/data/smollm2-135m-4-layers.safetensors";
@@ -108,6 +109,47 @@ TEST_F(ChooseTest, WhereNothingCoversEnoughTheClosestIsTakenAndSaid) {
   EXPECT_EQ(calibration.layers[1].tv_tolerance, terms_.tolerances.tv_tolerance);
   EXPECT_THAT(RenderCalibration(calibration), HasSubstr("the closest of all"));
   EXPECT_TRUE(calibration.layers[0].reaches_coverage);
+}
+
+// Covered at .2 of 4 reads: K6V4 3 or what the test says, the larger ones 4.
+TEST_F(ChooseTest, CoverageOfTheModelSpendsBytesWhereTheyCoverMost) {
+  candidates_[1].layers[1].choosing = Reads({0.1f, 0.1f, 0.3f, 0.3f});
+  candidates_[1].layers[3].choosing = Reads({0.1f, 0.3f, 0.3f, 0.3f});
+  terms_.of_model = true;
+  terms_.coverage = 13.0 / 16;  // K6V4 everywhere covers 9: layer 3 with 3 more, layer 1 with 2
+  Calibration calibration = Run();
+  const auto names = [&] {
+    std::vector<std::string> chosen;
+    for (const LayerChoice& layer : calibration.layers) {
+      chosen.push_back(calibration.candidates[layer.candidate].name);
+    }
+    return chosen;
+  };
+  EXPECT_THAT(names(), ElementsAre("K6V4", "K8V4", "K6V4", "K8V4"));
+  terms_.coverage = 12.0 / 16;
+  calibration = Run();
+  EXPECT_THAT(names(), ElementsAre("K6V4", "K6V4", "K6V4", "K8V4"));
+  for (const LayerChoice& layer : calibration.layers) {
+    EXPECT_TRUE(layer.reaches_coverage);
+    EXPECT_EQ(layer.tv_tolerance, terms_.tolerances.tv_tolerance) << "no layer is held to less";
+  }
+  EXPECT_EQ(calibration.layers[1].choosing_coverage, 0.5);
+  EXPECT_THAT(RenderCalibration(calibration), HasSubstr("wanted of all layers together 75"));
+  // By itself layer 1 would need the larger one too.
+  terms_.of_model = false;
+  calibration = Run();
+  EXPECT_THAT(names(), ElementsAre("K6V4", "K8V4", "K6V4", "K8V4"));
+}
+
+TEST_F(ChooseTest, WhereTheModelCantBeCoveredEnoughMostOfItIs) {
+  for (Candidate& candidate : candidates_) candidate.layers[1].choosing.push_back({0.9f, true});
+  terms_.of_model = true;
+  terms_.coverage = 1;
+  const Calibration calibration = Run();
+  for (const LayerChoice& layer : calibration.layers) {
+    EXPECT_FALSE(layer.reaches_coverage);
+    EXPECT_EQ(layer.candidate, 2) << "K8V8 covers no more and takes more";
+  }
 }
 
 TEST_F(ChooseTest, PolicyHasTheLayersTolerancesForThisModel) {

@@ -132,12 +132,13 @@ struct CalibrateOptions {
       "K8V8,K8V4,K8V8w1c,K8V4w1c,K8V8w4c,K8V4w4c,K6V8,K6V4,K6V8w1c,K6V4w1c,K6V8w4c,K6V4w4c,K4V8,"
       "K4V4,"
       "K4V8w1c,K4V4w1c,K4V8w4c,K4V4w4c";
-  float tv_tolerance = -1;     // < 0 = the default policy's
-  float value_tolerance = -1;  // the same
-  double coverage = 0.95;      // of reads, in each layer
-  std::string spec_path;       // write certkv.type.CacheSpec as JSON there; "" = nowhere
-  std::string policy_path;     // certkv.gate.v1.Policy
-  std::string svg_path;        // the picture
+  float tv_tolerance = -1;            // < 0 = the default policy's
+  float value_tolerance = -1;         // the same
+  double coverage = 0.95;             // of reads
+  std::string coverage_of = "layer";  // of each layer's, or "model": of all layers' together
+  std::string spec_path;              // write certkv.type.CacheSpec as JSON there; "" = nowhere
+  std::string policy_path;            // certkv.gate.v1.Policy
+  std::string svg_path;               // the picture
 };
 // With a certkvd of its own.
 int RunCalibrate(const GlobalOptions& global, const CalibrateOptions& options);

@@ -267,8 +267,14 @@ void AddCalibrate(CLI::App& app, Parsed& parsed) {
       ->check(CLI::NonNegativeNumber);
   command
       ->add_option("--coverage", options.coverage,
-                   "Share of each layer's reads that need no repair, in [0.01, 1]")
+                   "Share of reads that need no repair, in [0.01, 1]")
       ->check(CLI::Range(0.01, 1.0))
+      ->capture_default_str();
+  command
+      ->add_option("--coverage-of", options.coverage_of,
+                   "Of each layer's reads, or of the reads of all layers of the model together, "
+                   "which takes fewer bytes")
+      ->check(CLI::IsMember({"layer", "model"}))
       ->capture_default_str();
   command->add_option("--spec", options.spec_path, "Write the cache's spec there, as JSON");
   command->add_option("--policy", options.policy_path,
