@@ -60,6 +60,30 @@ TEST_F(ImportedSlabTest, ReachesEveryByteOfTheCopy) {
   EXPECT_TRUE(*(*slab)->Equals(ranges));
 }
 
+TEST_F(ImportedSlabTest, ReachesUploadsThatPassTheChunksMoreThanOnce) {
+  certifier::FakeCache fake(certifier::SmallSpec(8, 4, 2, 128), 32);
+  std::mt19937_64 random(8);
+  fake.Put(certifier::RandomSequence(fake.spec(), 1600, 1.0f, &random));
+  const auto copy = CopyOf(&fake);
+  ASSERT_GT(copy->uploaded_bytes(),
+            kvstore::DeviceCopy::kChunkBytes * int64_t{kvstore::DeviceCopy::kChunkCount});
+  const certifier::MappedSlab& mapped = fake.cache()->device();
+  const SlabLayout& layout = mapped.layout();
+  const auto slab = ImportedSlab::Open(HostMemoryDevice(), mapped.base(), layout.slab_bytes());
+  ASSERT_TRUE(slab.ok()) << slab.status();
+  for (const BlockHandle& block : fake.blocks()) {
+    for (int32_t layer = 0; layer < layout.layer_count(); ++layer) {
+      for (int32_t head = 0; head < layout.kv_head_count(); ++head) {
+        const TileLayout& tile = layout.tile_layout(layer);
+        EXPECT_TRUE(*(*slab)->Equals({{layout.scan_offset(block.device.slot, layer, head, 0),
+                                       layout.tiles_per_block() * tile.scan_bytes},
+                                      {layout.detail_offset(block.device.slot, layer, head, 0),
+                                       layout.tiles_per_block() * tile.detail_bytes}}));
+      }
+    }
+  }
+}
+
 TEST_F(ImportedSlabTest, ComparesRangesThatAreLargerThanItsBuffer) {
   const auto slab = Open();
   ASSERT_TRUE(slab.ok()) << slab.status();
