@@ -41,18 +41,23 @@ struct AttendRead {
   AffineDepth depth;  // of the key format; zeros where it isn't affine
   int32_t atom_count;
   int32_t first_tail_atom;
+  int32_t first_tile_atom;
+  bool has_sub_block_atoms;  // sub-blocks of a tile are atoms of their own
+  // [G][T] bit b: the head reads the tile's sub-block b; null: all. Progressive reads alone.
+  const uint8_t* sub_blocks;
   int32_t tile_begin;  // tiles that the range touches: tile_begin <= t < tile_end
   int32_t tile_end;
   int32_t chunk_begin;  // and runs of 64 tokens of the tail
   int32_t chunk_end;
   int32_t units_per_split;
   int32_t split_count;
+  int32_t radius_count;  // of split_radius
   // Scratch, S = split_count, G = group_size, T = tile_count. Sums are relative to 2^ref.
   float* split_ref;      // [S][G] log2 units, integers
   float* split_mass;     // [S][G] sum of weights; +infinity: a logit is unknown
   float* split_eta;      // [S][G] sum of weight * eta, rounded up
   float* split_reach;    // [S][G] sum of weight * bound on ||v^||, rounded up
-  float* split_radius;   // [S] largest bound on ||v||
+  float* split_radius;   // [radius_count] largest bound on ||v||
   float* split_norm;     // [S] largest bound on ||v^||
   float* split_rotated;  // [S][G][d_v] sum of weight * v^, of rotated values
   float* split_plain;    // [S][G][d_v] the same of values that aren't rotated
@@ -74,6 +79,10 @@ struct AttendPlan {
 AttendRead PlanRead(const AttendArgs& args, const AttendResult& result, int32_t block_target,
                     void* scratch, const QueryRows& queries = {});
 int64_t ScratchBytes(const AttendArgs& args, int32_t block_target);
+// The same for the units that the read has; then split_count may be set, and the scratch placed
+// again. PlaceScratch returns its size, and with null does nothing else.
+void PlanSplits(int32_t block_target, AttendRead* read);
+int64_t PlaceScratch(void* scratch, AttendRead* read);
 // Of reads with the same group_size and dimensions. `reads` are host addresses.
 AttendPlan PlanLaunch(const AttendRead* reads, int32_t read_count);
 

@@ -93,6 +93,7 @@ struct Unit {
   int32_t first_atom;  // of the head's atoms
   int32_t begin;       // tokens of the range: begin <= t < end, in [0, 64]
   int32_t end;
+  uint32_t sub_blocks;  // bit b: a head reads sub-block b
   const uint8_t* scan;  // null in the tail
   const uint8_t* detail;
   const uint16_t* key_rows;  // originals; null where a tile has none
@@ -108,6 +109,14 @@ __device__ inline int32_t ClampToken(int64_t token) {
   return token > kTileTokens ? kTileTokens : static_cast<int32_t>(token);
 }
 
+inline constexpr uint32_t kAllSubBlocks = (1u << kSubBlocksPerTile) - 1;
+
+// Bit b: head g reads sub-block b of the tile.
+__device__ inline uint32_t SubBlocksOf(const AttendRead& read, int32_t tile, int g) {
+  if (tile < 0 || read.sub_blocks == nullptr) return kAllSubBlocks;
+  return read.sub_blocks[int64_t{g} * read.args.tile_count + tile];
+}
+
 // Unit `index` of the read: its tiles, then the runs of its tail.
 __device__ inline Unit UnitOf(const AttendRead& read, int32_t index) {
   const AttendArgs& args = read.args;
@@ -116,7 +125,8 @@ __device__ inline Unit UnitOf(const AttendRead& read, int32_t index) {
   int64_t first_token = 0;
   if (index < tiles) {
     unit.tile = read.tile_begin + index;
-    unit.first_atom = unit.tile * (read.layout.witness_bands == 0 ? 1 : kSubBlocksPerTile);
+    unit.first_atom =
+        read.first_tile_atom + unit.tile * (read.has_sub_block_atoms ? kSubBlocksPerTile : 1);
     first_token = int64_t{unit.tile} * kTileTokens;
     const AttendTile& tile = args.tiles[unit.tile];
     unit.scan = tile.scan;
@@ -135,6 +145,7 @@ __device__ inline Unit UnitOf(const AttendRead& read, int32_t index) {
     unit.key_stride = args.tail_key_stride;
     unit.value_stride = args.tail_value_stride;
   }
+  for (int g = 0; g < args.group_size; ++g) unit.sub_blocks |= SubBlocksOf(read, unit.tile, g);
   unit.begin = ClampToken(args.token_begin - first_token);
   unit.end = ClampToken(args.token_end - first_token);
   return unit;

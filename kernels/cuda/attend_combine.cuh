@@ -129,7 +129,7 @@ __device__ inline float DivideBound(float bound, float mass) {
 // Atoms and tiles that no unit has written: those outside the range, and the sink.
 __device__ inline void WriteUntouched(const AttendRead& read, int g, float sink) {
   const AttendResult& result = read.result;
-  const int atoms_per_tile = read.layout.witness_bands == 0 ? 1 : kSubBlocksPerTile;
+  const int atoms_per_tile = read.has_sub_block_atoms ? kSubBlocksPerTile : 1;
   for (int atom = ThreadIndex(); atom < read.atom_count; atom += kBlockThreads) {
     const bool is_sink = atom == read.atom_count - 1;
     const int tile = atom / atoms_per_tile;
@@ -166,8 +166,10 @@ __device__ inline void CombineHead(const AttendRead& read, int g, float* scratch
   const HeadSums head = SumSplits(read, g, sink, scratch);
   float radius = 0;
   float norm = 0;
-  for (int s = ThreadIndex(); s < read.split_count; s += kBlockThreads) {
+  for (int s = ThreadIndex(); s < read.radius_count; s += kBlockThreads) {
     radius = fmaxf(radius, read.split_radius[s]);
+  }
+  for (int s = ThreadIndex(); s < read.split_count; s += kBlockThreads) {
     norm = fmaxf(norm, read.split_norm[s]);
   }
   radius = BlockReduce(scratch, radius, larger);
@@ -179,8 +181,11 @@ __device__ inline void CombineHead(const AttendRead& read, int g, float* scratch
     result.rounding_term[g] = head.is_known ? RoundingTerm(read, head, norm) : kInfinity;
     if (g == 0) result.value_radius[0] = radius;
   }
-  WriteUntouched(read, g, sink);
-  FinishTiles(read, g, head);
+  // What a progressive read doesn't touch is written by its choices.
+  if (read.first_tile_atom == 0) {
+    WriteUntouched(read, g, sink);
+    FinishTiles(read, g, head);
+  }
   if (read.result.outputs != nullptr) WriteOutput(read, g, head, rotated);
 }
 

@@ -90,10 +90,12 @@ struct RowKeys {
 
 // Scores of `heads`; kHeads of them share what was decoded.
 template <int kHeads, typename Keys>
-__device__ void AddScores(const AttendRead& read, const BlockMemory& memory, uint32_t heads,
-                          const Keys& keys) {
+__device__ void AddScores(const AttendRead& read, const BlockMemory& memory, const Unit& unit,
+                          uint32_t heads, const Keys& keys) {
   const int token = ThreadIndex() % kTileTokens;
   const int part = ThreadIndex() / kTileTokens;
+  // Nobody looks at the scores of a sub-block that nobody reads.
+  if ((unit.sub_blocks >> token / kSubBlockTokens & 1) == 0) return;
   const int group_size = read.args.group_size;
   const int head_dim = read.layout.head_dim;
   for (int first = 0; first < group_size; first += kHeads) {
@@ -137,13 +139,13 @@ __device__ void ScoreUnit(const AttendRead& read, const BlockMemory& memory, con
   const uint32_t from_rows = HeadsOfSource(read, unit, kSourceOriginalKeys);
   if (from_rows != all) {
     const StoredKeys keys{read, memory, unit, token / kSubBlockTokens, token % kSubBlockTokens};
-    AddScores<kHeads>(read, memory, all & ~from_rows, keys);
+    AddScores<kHeads>(read, memory, unit, all & ~from_rows, keys);
   }
   const bool is_in_range = token >= unit.begin && token < unit.end;
   const OriginalDtype dtype = read.args.original_dtype;
   if (from_rows != 0) {
     const uint16_t* const row = is_in_range ? unit.key_rows + token * unit.key_stride : nullptr;
-    AddScores<kHeads>(read, memory, from_rows, RowKeys{dtype, row});
+    AddScores<kHeads>(read, memory, unit, from_rows, RowKeys{dtype, row});
     memory.row_key_norm[ThreadIndex()] =
         is_in_range ? NormOfPart(dtype, row, read.layout.head_dim) : 0.0f;
   }

@@ -91,7 +91,8 @@ __device__ inline void AddPlain(const AttendRead& read, const BlockMemory& memor
 #pragma unroll
       for (int n = 0; n < kSubBlockTokens; ++n) {
         const int token = first + n;
-        const bool is_read = heads != 0 && token >= unit.begin && token < unit.end;
+        const bool is_read = heads != 0 && token >= unit.begin && token < unit.end &&
+                             (unit.sub_blocks >> first / kSubBlockTokens & 1) != 0;
         const int64_t stored = first / kSubBlockTokens * layout.sub_block_bytes +
                                layout.value_offset + 2 * (n * layout.value_dim + channel);
         const uint16_t bits = !is_read    ? uint16_t{0}
@@ -127,8 +128,10 @@ __device__ inline void SumValues(const AttendRead& read, const BlockMemory& memo
   const uint32_t rotated = all & ~from_rows;
   const bool is_v4 = layout.value_format == ValueFormat::kV4;
   const int columns = is_v4 ? (layout.value_dim + 31) / 32 * 8 : layout.value_dim / 2;
-  if (rotated == 0) RescaleRotated(read, memory);
-  for (int column = ThreadIndex() % 32; rotated != 0 && column < columns; column += 32) {
+  // A warp's sub-block.
+  const bool is_read = rotated != 0 && (unit.sub_blocks >> ThreadIndex() / 32 & 1) != 0;
+  if (!is_read) RescaleRotated(read, memory);
+  for (int column = ThreadIndex() % 32; is_read && column < columns; column += 32) {
     if (is_v4) {
       AddRotatedColumn<4>(read, memory, unit, rotated, column);
     } else {

@@ -37,7 +37,7 @@ struct TokenWeights {
 
 // Do sub-blocks of 16 tokens have atoms of their own in this unit?
 __device__ inline bool HasSubBlockAtoms(const AttendRead& read, const Unit& unit) {
-  return unit.tile >= 0 && read.layout.witness_bands != 0;
+  return unit.tile >= 0 && read.has_sub_block_atoms;
 }
 
 __device__ inline TokenWeights WeighTokens(const AttendRead& read, const BlockMemory& memory,
@@ -45,6 +45,7 @@ __device__ inline TokenWeights WeighTokens(const AttendRead& read, const BlockMe
   const int lane = ThreadIndex() % 32;
   const bool by_sub_block = HasSubBlockAtoms(read, unit);
   const float cap = read.args.soft_cap;
+  const uint32_t sub_blocks = SubBlocksOf(read, unit.tile, g);
   TokenWeights w;
   float logit[kSlots];
   for (int k = 0; k < kSlots; ++k) {
@@ -53,7 +54,8 @@ __device__ inline TokenWeights WeighTokens(const AttendRead& read, const BlockMe
     for (int part = 0; part < kParts; ++part) {
       score += memory.scores[(part * read.args.group_size + g) * kTileTokens + token];
     }
-    w.is_in_range[k] = token >= unit.begin && token < unit.end;
+    w.is_in_range[k] =
+        token >= unit.begin && token < unit.end && (sub_blocks >> token / kSubBlockTokens & 1) != 0;
     logit[k] = !w.is_in_range[k] ? -kInfinity : cap > 0 ? SoftCap(score, cap) : score;
     w.atom_max[k] = WarpMax(logit[k], kSubBlockTokens);
   }
@@ -141,7 +143,7 @@ __device__ inline void HalfWidths(const AttendRead& read, const BlockMemory& mem
       !is_exact && HasAffineKeys(read.layout) ? ScaleHalfWidth(read, memory, g) : kInfinity;
   for (int k = 0; k < kSlots; ++k) {
     float width = from_scales;
-    if (!is_exact && HasSubBlockAtoms(read, unit)) {
+    if (!is_exact && read.layout.witness_bands != 0) {
       width = fminf(width, WitnessHalfWidth(read, memory, unit, g, k));
     }
     width = __fadd_ru(is_exact ? 0.0f : width, slack);
@@ -161,10 +163,12 @@ __device__ inline void WriteAtoms(const AttendRead& read, const Unit& unit, int 
                                   bool is_known) {
   const int lane = ThreadIndex() % 32;
   const bool by_sub_block = HasSubBlockAtoms(read, unit);
+  const uint32_t sub_blocks = SubBlocksOf(read, unit.tile, g);
   float top[kSlots];
   for (int k = 0; k < kSlots; ++k) top[k] = WarpMax(w.is_top[k] ? own[k] : 0.0f, kSubBlockTokens);
   if (lane % kSubBlockTokens != 0 || (!by_sub_block && lane != 0)) return;
   for (int k = 0; k < (by_sub_block ? kSlots : 1); ++k) {
+    if (by_sub_block && (sub_blocks >> (2 * k + lane / kSubBlockTokens) & 1) == 0) continue;
     const int atom = unit.first_atom + (by_sub_block ? 2 * k + lane / kSubBlockTokens : 0);
     const int64_t place = int64_t{g} * read.atom_count + atom;
     const bool is_empty = by_sub_block && !HasTokens(unit, 2 * k + lane / kSubBlockTokens);
@@ -183,11 +187,11 @@ __device__ inline void WriteAtoms(const AttendRead& read, const Unit& unit, int 
 // Sum over the unit's tokens of weight * eta, relative to 2^unit_ref, rounded up. Sub-block masses
 // are off by at most 5 roundings, which the last division pays for. A weight that is 0 counts as
 // 2^-126, so that an unknown eta stays unknown.
-__device__ inline float ValueError(const Unit& unit, const TokenWeights& w) {
+__device__ inline float ValueError(const Unit& unit, uint32_t sub_blocks, const TokenWeights& w) {
   float error = 0;
   for (int k = 0; k < kSlots; ++k) {
     const int sub_block = 2 * k + ThreadIndex() % 32 / kSubBlockTokens;
-    if (!HasTokens(unit, sub_block)) continue;
+    if (!HasTokens(unit, sub_block) || (sub_blocks >> sub_block & 1) == 0) continue;
     const float mass = w.sub_block_mass[k] * PowerOfTwo(w.atom_ref[k] - w.unit_ref);
     const float eta = code::F16ToFloat(unit.header().value_error_bound[sub_block]);
     error = __fadd_ru(error, __fmul_ru(__fadd_ru(mass, 0x1p-126f), eta));
@@ -245,10 +249,27 @@ __device__ inline void AddToHead(const BlockMemory& memory, int g, float last_re
       __fadd_ru(ScaleBound(memory.reach[g], factor), __fmul_ru(mass_bound, value_norm));
 }
 
+// The head reads nothing of the unit.
+__device__ inline void SkipUnit(const BlockMemory& memory, int g) {
+  const int lane = ThreadIndex() % 32;
+  for (int k = 0; k < kSlots; ++k) memory.weights[g * kTileTokens + lane + 32 * k] = 0;
+  if (lane == 0) memory.factor[g] = 1;
+}
+
 // All of the above for head g of the unit.
 __device__ inline void WeighUnit(const AttendRead& read, const BlockMemory& memory,
                                  const Unit& unit, int g) {
   const int lane = ThreadIndex() % 32;
+  const ValueNorms norms = NormsOfValues(read, memory, unit);
+  if (g == 0 && lane == 0) {
+    memory.radius[0] = fmaxf(memory.radius[0], norms.original);
+    memory.norm[0] = fmaxf(memory.norm[0], norms.decoded);
+  }
+  const uint32_t sub_blocks = SubBlocksOf(read, unit.tile, g);
+  if (sub_blocks == 0) {
+    SkipUnit(memory, g);
+    return;
+  }
   const uint32_t source = SourceOf(read, unit, g);
   const bool from_rows = (source & kSourceOriginalKeys) != 0;
   const float key_norm = KeyNorm(unit, memory, from_rows);
@@ -260,8 +281,7 @@ __device__ inline void WeighUnit(const AttendRead& read, const BlockMemory& memo
   WriteAtoms(read, unit, g, w, own, half_width, is_known);
 
   const bool has_error = HasRotatedValues(read.layout) && (source & kSourceOriginalValues) == 0;
-  const float value_error = has_error && unit.tile >= 0 ? ValueError(unit, w) : 0.0f;
-  const ValueNorms norms = NormsOfValues(read, memory, unit);
+  const float value_error = has_error && unit.tile >= 0 ? ValueError(unit, sub_blocks, w) : 0.0f;
   const float last_ref = memory.ref[g];
   const float ref = is_known ? fmaxf(last_ref, w.unit_ref) : last_ref;
   for (int k = 0; k < kSlots; ++k) {
@@ -272,14 +292,10 @@ __device__ inline void WeighUnit(const AttendRead& read, const BlockMemory& memo
   }
   __syncwarp();  // every lane has read the head's reference
   if (lane != 0) return;
-  if (unit.tile >= 0) {
+  if (unit.tile >= 0 && read.result.tile_value_error != nullptr) {
     const int64_t place = int64_t{g} * read.args.tile_count + unit.tile;
     read.result.tile_value_error[place] = value_error;
     read.tile_ref[place] = w.unit_ref;
-  }
-  if (g == 0) {
-    memory.radius[0] = fmaxf(memory.radius[0], norms.original);
-    memory.norm[0] = fmaxf(memory.norm[0], norms.decoded);
   }
   if (is_known) {
     AddToHead(memory, g, last_ref, ref, w, value_error, norms.decoded);

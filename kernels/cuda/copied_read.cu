@@ -54,29 +54,6 @@ absl::StatusOr<const AttendTile*> CopyTiles(const AttendArgs& args, DeviceMemory
   return memory->Copy(tiles.data(), args.tile_count);
 }
 
-absl::StatusOr<AttendArgs> CopyArgs(const AttendArgs& args, bool has_float_queries,
-                                    DeviceMemory* memory) {
-  const int64_t heads = args.group_size;
-  AttendArgs copy = args;  // layout stays a host address, for PlanRead
-  CERTKV_ASSIGN_OR_RETURN(copy.queries, memory->Copy(has_float_queries ? args.queries : nullptr,
-                                                     heads * args.layout->head_dim));
-  CERTKV_ASSIGN_OR_RETURN(copy.witness_weights,
-                          memory->Copy(args.witness_weights, args.layout->head_dim));
-  CERTKV_ASSIGN_OR_RETURN(copy.sink_logits, memory->Copy(args.sink_logits, heads));
-  CERTKV_ASSIGN_OR_RETURN(copy.tiles, CopyTiles(args, memory));
-  CERTKV_ASSIGN_OR_RETURN(copy.tile_sources,
-                          memory->Copy(args.tile_sources, heads * args.tile_count));
-  CERTKV_ASSIGN_OR_RETURN(
-      copy.tail_keys,
-      memory->Copy(args.tail_keys,
-                   StridedCount(args.tail_count, args.tail_key_stride, args.layout->head_dim)));
-  CERTKV_ASSIGN_OR_RETURN(
-      copy.tail_values,
-      memory->Copy(args.tail_values,
-                   StridedCount(args.tail_count, args.tail_value_stride, args.layout->value_dim)));
-  return copy;
-}
-
 absl::StatusOr<AttendResult> AllocateResults(const AttendArgs& args, const AttendResult& result,
                                              DeviceMemory* memory) {
   const int64_t heads = args.group_size;
@@ -109,6 +86,29 @@ absl::Status WaitForCopies() {
 
 }  // namespace
 
+absl::StatusOr<AttendArgs> CopyAttendArgs(const AttendArgs& args, bool has_float_queries,
+                                          DeviceMemory* memory) {
+  const int64_t heads = args.group_size;
+  AttendArgs copy = args;  // layout stays a host address, for PlanRead
+  CERTKV_ASSIGN_OR_RETURN(copy.queries, memory->Copy(has_float_queries ? args.queries : nullptr,
+                                                     heads * args.layout->head_dim));
+  CERTKV_ASSIGN_OR_RETURN(copy.witness_weights,
+                          memory->Copy(args.witness_weights, args.layout->head_dim));
+  CERTKV_ASSIGN_OR_RETURN(copy.sink_logits, memory->Copy(args.sink_logits, heads));
+  CERTKV_ASSIGN_OR_RETURN(copy.tiles, CopyTiles(args, memory));
+  CERTKV_ASSIGN_OR_RETURN(copy.tile_sources,
+                          memory->Copy(args.tile_sources, heads * args.tile_count));
+  CERTKV_ASSIGN_OR_RETURN(
+      copy.tail_keys,
+      memory->Copy(args.tail_keys,
+                   StridedCount(args.tail_count, args.tail_key_stride, args.layout->head_dim)));
+  CERTKV_ASSIGN_OR_RETURN(
+      copy.tail_values,
+      memory->Copy(args.tail_values,
+                   StridedCount(args.tail_count, args.tail_value_stride, args.layout->value_dim)));
+  return copy;
+}
+
 absl::StatusOr<int32_t> DefaultBlockTarget() {
   int device = 0;
   int multiprocessors = 0;
@@ -130,7 +130,7 @@ absl::StatusOr<CopiedRead> CopiedRead::Make(const AttendArgs& args, const Attend
   DeviceMemory* const memory = copied.memory_.get();
   QueryRows queries = options.queries;
   CERTKV_ASSIGN_OR_RETURN(const AttendArgs device_args,
-                          CopyArgs(args, queries.bits == nullptr, memory));
+                          CopyAttendArgs(args, queries.bits == nullptr, memory));
   CERTKV_ASSIGN_OR_RETURN(
       queries.bits, memory->Copy(queries.bits, int64_t{args.group_size} * args.layout->head_dim));
   CERTKV_ASSIGN_OR_RETURN(const AttendResult device_result, AllocateResults(args, result, memory));

@@ -54,6 +54,11 @@ class CopiedRead {
   const AttendRead* device_read_ = nullptr;
 };
 
+// Everything that `args` points to in `memory`, but the layout, and the queries where it is told
+// so.
+absl::StatusOr<AttendArgs> CopyAttendArgs(const AttendArgs& args, bool has_float_queries,
+                                          DeviceMemory* memory);
+
 // Splits for two blocks on every multiprocessor of the device.
 absl::StatusOr<int32_t> DefaultBlockTarget();
 

@@ -1,10 +1,13 @@
 // The operations of kernels/ops over host memory: everything goes to the device and back.
+#include <utility>
+
 #include "absl/strings/str_cat.h"
 #include "kernels/cuda/attend.h"
 #include "kernels/cuda/copied_read.h"
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/device_memory.h"
 #include "kernels/cuda/finish.h"
+#include "kernels/cuda/progressive.h"
 #include "kernels/cuda/seal.h"
 
 namespace certkv::cuda {
@@ -15,6 +18,46 @@ absl::Status Attend(const AttendArgs& args, const AttendResult& result) {
   const int error = LaunchAttend(PlanLaunch(&copied.read(), 1), copied.device_read(), nullptr);
   CERTKV_RETURN_IF_ERROR(StatusOfCuda(static_cast<cudaError_t>(error), "attention"));
   return copied.ReadBack();
+}
+
+absl::StatusOr<ProgressiveResult> AllocateResults(const AttendArgs& args,
+                                                  const ProgressiveResult& result,
+                                                  DeviceMemory* memory) {
+  const int64_t heads = args.group_size;
+  const int64_t atoms = heads * ProgressiveAtomsMax(args);
+  const int64_t values = heads * args.layout->value_dim;
+  ProgressiveResult copy{};
+  const std::pair<float * ProgressiveResult::*, int64_t> floats[] = {
+      {&ProgressiveResult::outputs, values},         {&ProgressiveResult::lse_nat, heads},
+      {&ProgressiveResult::block_lse, atoms},        {&ProgressiveResult::block_max_logit, atoms},
+      {&ProgressiveResult::logit_half_width, atoms}, {&ProgressiveResult::value_term, heads},
+      {&ProgressiveResult::rounding_term, heads},    {&ProgressiveResult::value_radius, 1},
+      {&ProgressiveResult::skipped_lse_nat, heads}};
+  for (const auto& [field, count] : floats) {
+    CERTKV_ASSIGN_OR_RETURN(copy.*field, memory->AllocateResult(result.*field, count));
+  }
+  CERTKV_ASSIGN_OR_RETURN(copy.atom_count, memory->AllocateResult(result.atom_count, heads));
+  CERTKV_ASSIGN_OR_RETURN(copy.sub_blocks_read,
+                          memory->AllocateResult(result.sub_blocks_read, heads * args.tile_count));
+  return copy;
+}
+
+absl::Status AttendProgressive(const ProgressiveArgs& args, const ProgressiveResult& result) {
+  DeviceMemory memory;
+  ProgressiveArgs device_args{};
+  CERTKV_ASSIGN_OR_RETURN(device_args.read, CopyAttendArgs(args.read, true, &memory));
+  CERTKV_ASSIGN_OR_RETURN(device_args.skip_tolerance,
+                          memory.Copy(args.skip_tolerance, args.read.group_size));
+  CERTKV_ASSIGN_OR_RETURN(const ProgressiveResult device_result,
+                          AllocateResults(args.read, result, &memory));
+  CERTKV_ASSIGN_OR_RETURN(const int32_t block_target, DefaultBlockTarget());
+  CERTKV_ASSIGN_OR_RETURN(uint8_t* const scratch, memory.Allocate<uint8_t>(ProgressiveScratchBytes(
+                                                      args.read, block_target)));
+  const ProgressiveRead read = PlanProgressive(device_args, device_result, block_target, scratch);
+  CERTKV_ASSIGN_OR_RETURN(const ProgressiveRead* const reads, memory.Copy(&read, 1));
+  const int error = LaunchProgressive(PlanProgressiveLaunch(&read, 1), reads, nullptr);
+  CERTKV_RETURN_IF_ERROR(StatusOfCuda(static_cast<cudaError_t>(error), "a progressive read"));
+  return memory.ReadBack();
 }
 
 // The device's pointers of one head.
@@ -89,7 +132,7 @@ absl::Status CheckDevice() {
 }
 
 const DeviceOps& HostMemoryOps() {
-  static constexpr DeviceOps kOps{&Attend, &QuantizeTile, &Finish};
+  static constexpr DeviceOps kOps{&Attend, &AttendProgressive, &QuantizeTile, &Finish};
   return kOps;
 }
 

@@ -201,8 +201,10 @@ absl::Status AttendProgressive(Backend backend, const ProgressiveArgs& args,
       cpu::AttendProgressive(isa, args, result, workspace);
       break;
     }
-    case Backend::kCuda:
-      return LacksOperation("progressive reads");
+    case Backend::kCuda: {
+      CERTKV_ASSIGN_OR_RETURN(const DeviceOps* const device, RegisteredDevice());
+      return device->attend_progressive(args, result);
+    }
   }
   return absl::OkStatus();
 }

@@ -10,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "kernels/ops/attend.h"
+#include "kernels/ops/attend_progressive.h"
 #include "kernels/ops/finish_certificate.h"
 #include "kernels/ops/quantize_tile.h"
 
@@ -19,6 +20,7 @@ namespace certkv {
 // Errors: ResourceExhausted [DEVICE_MEMORY_FULL]; Internal [DEVICE_FAILED], the driver's words.
 struct DeviceOps {
   absl::Status (*attend)(const AttendArgs& args, const AttendResult& result);
+  absl::Status (*attend_progressive)(const ProgressiveArgs& args, const ProgressiveResult& result);
   // Without the header's checksums, which kernels/ops writes.
   absl::Status (*quantize_tile)(const QuantizeTileArgs& args);
   absl::Status (*finish_certificate)(const FinishArgs& args, Certificate* certificate);

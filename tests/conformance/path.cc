@@ -11,14 +11,9 @@ std::vector<Path> CpuPaths() {
           {Backend::kCpu, CpuIsa::kAvx512Vnni}};
 }
 
-std::vector<Path> HostPaths() {
+std::vector<Path> AllPaths() {
   std::vector<Path> paths = CpuPaths();
   paths.insert(paths.begin(), {Backend::kReference, CpuIsa::kPortable});
-  return paths;
-}
-
-std::vector<Path> AllPaths() {
-  std::vector<Path> paths = HostPaths();
   paths.push_back({Backend::kCuda, CpuIsa::kPortable});
   return paths;
 }

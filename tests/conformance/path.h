@@ -18,8 +18,6 @@ struct Path {
 // The reference, then the CPU backend with every instruction set that CertKV has, whether this
 // machine can run it or not, then the CUDA kernels, executed on CPU threads.
 std::vector<Path> AllPaths();
-// The same without the CUDA kernels.
-std::vector<Path> HostPaths();
 // The CPU backend's alone.
 std::vector<Path> CpuPaths();
 

@@ -288,7 +288,7 @@ TEST_P(ProgressiveTest, CanaryOfARadiusOfTheReadTokensAloneIsFound) {
   EXPECT_GT(tally.output_violations, 0) << tally.Summary();
 }
 
-INSTANTIATE_TEST_SUITE_P(Paths, ProgressiveTest, ::testing::ValuesIn(HostPaths()),
+INSTANTIATE_TEST_SUITE_P(Paths, ProgressiveTest, ::testing::ValuesIn(AllPaths()),
                          [](const auto& info) { return PathName(info.param); });
 
 }  // namespace

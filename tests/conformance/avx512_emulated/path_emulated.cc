@@ -18,8 +18,6 @@ namespace certkv::conformance {
 
 std::vector<Path> CpuPaths() { return {{Backend::kCpu, CpuIsa::kAvx512Vnni}}; }
 
-std::vector<Path> HostPaths() { return CpuPaths(); }
-
 std::vector<Path> AllPaths() { return CpuPaths(); }
 
 std::string PathName(const Path& /*path*/) { return "cpu_avx512_emulated"; }

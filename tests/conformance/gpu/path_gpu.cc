@@ -6,8 +6,6 @@ namespace certkv::conformance {
 
 std::vector<Path> AllPaths() { return {{Backend::kCuda, CpuIsa::kPortable}}; }
 
-std::vector<Path> HostPaths() { return AllPaths(); }
-
 std::vector<Path> CpuPaths() { return AllPaths(); }
 
 std::string PathName(const Path& /*path*/) { return "gpu"; }
