@@ -101,7 +101,7 @@ int64_t PlaceScratch(void* scratch, AttendRead* read) {
   read->split_rotated = arena.Take(has_rotated ? heads * read->layout.value_dim : 0);
   read->split_plain = arena.Take(heads * read->layout.value_dim);
   read->tile_ref = arena.Take(
-      read->has_sub_block_atoms ? 0 : int64_t{read->args.group_size} * read->args.tile_count);
+      read->first_tile_atom != 0 ? 0 : int64_t{read->args.group_size} * read->args.tile_count);
   return arena.used_bytes();
 }
 

@@ -41,7 +41,7 @@ struct AttendRead {
   AffineDepth depth;  // of the key format; zeros where it isn't affine
   int32_t atom_count;
   int32_t first_tail_atom;
-  int32_t first_tile_atom;
+  int32_t first_tile_atom;   // above 0: of a progressive read, which reports no error by tile
   bool has_sub_block_atoms;  // sub-blocks of a tile are atoms of their own
   // [G][T] bit b: the head reads the tile's sub-block b; null: all. Progressive reads alone.
   const uint8_t* sub_blocks;
