@@ -15,6 +15,8 @@
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/on_cpu/sharing/injected_failures.h"
 #include "services/kvstore/device_place.h"
+#include "services/kvstore/slab_memory.h"
+#include "services/kvstore/slot_pool.h"
 #include "services/kvstore/store_engine.h"
 #include "tests/support/store_harness.h"
 
@@ -189,6 +191,25 @@ TEST_F(DeviceCopyTest, CacheGoesOnOrIsRefusedWhenThereCanBeNone) {
     EXPECT_EQ(ReasonOf(refused.status()), one.reason) << refused.status();
     InjectFailures("");
   }
+}
+
+TEST(DeviceSlotPoolTest, SlotIsNotSealedBeforeItsBytesAreCopied) {
+  auto memory = *SlabMemory::Create(TinySpec(), SlabKind::kDevice, 4);
+  ASSERT_TRUE(memory->AddDeviceCopy(Place()).ok());
+  SlotPool pool(memory);
+  const int32_t slot = pool.Take(1).front();
+  EXPECT_DEATH(pool.Seal(slot), "copied to the device before it is sealed");
+  memory->CopyToDevice({slot});
+  pool.Seal(slot);
+  pool.Free(slot);
+  ASSERT_EQ(pool.Take(1).front(), slot);
+  EXPECT_DEATH(pool.Seal(slot), "copied to the device before it is sealed")
+      << "it is another block";
+  InjectFailures("cudaStreamSynchronize=719");
+  memory->CopyToDevice({slot});
+  InjectFailures("");
+  pool.Seal(slot);  // who reads the copy is told that there is none
+  EXPECT_FALSE(memory->device_copy()->is_ready());
 }
 
 TEST(DevicePlaceTest, FollowsTheConfig) {
