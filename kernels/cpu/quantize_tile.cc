@@ -16,6 +16,7 @@
 #include "kernels/core/witness_code.h"
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/quantize_state.h"
+#include "kernels/cpu/quantize_turn.h"
 
 namespace certkv::cpu {
 namespace {
@@ -37,40 +38,6 @@ float RoundUp(double bound) {
   if (!(bound <= std::numeric_limits<float>::max())) return kInfinity;
   const auto rounded = static_cast<float>(bound);
   return rounded >= bound ? rounded : std::nextafter(rounded, kInfinity);
-}
-
-typedef uint16_t Words8 __attribute__((vector_size(16)));
-
-Words8 InterleaveLow(Words8 a, Words8 b) {
-  return __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11);
-}
-Words8 InterleaveHigh(Words8 a, Words8 b) {
-  return __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15);
-}
-
-// rows[64][width] to words[width][64], in blocks of 8 x 8. Three rounds of interleaving row r with
-// row r + 4 transpose a block.
-void Turn(const uint16_t* rows, int64_t stride, int width, uint16_t (*words)[kTileTokens]) {
-  for (int t = 0; t < kTileTokens; t += 8) {
-    for (int i = 0; i < width; i += 8) {
-      Words8 x[8];
-      Words8 y[8];
-#pragma GCC unroll 8
-      for (int r = 0; r < 8; ++r) std::memcpy(&x[r], rows + (t + r) * stride + i, sizeof(x[r]));
-#pragma GCC unroll 3
-      for (int round = 0; round < 3; ++round) {
-#pragma GCC unroll 4
-        for (int r = 0; r < 4; ++r) {
-          y[2 * r] = InterleaveLow(x[r], x[r + 4]);
-          y[2 * r + 1] = InterleaveHigh(x[r], x[r + 4]);
-        }
-#pragma GCC unroll 8
-        for (int r = 0; r < 8; ++r) x[r] = y[r];
-      }
-#pragma GCC unroll 8
-      for (int r = 0; r < 8; ++r) std::memcpy(&words[i + r][t], &x[r], sizeof(x[r]));
-    }
-  }
 }
 
 DitherPlace PlaceOf(const QuantizeTileArgs& args, int t) {
@@ -227,8 +194,8 @@ void MeasureResiduals(const QuantizeState& state, int t, float* norms) {
 }
 
 // The same of all tokens from the encoder's float sums; `known` is false where those aren't
-// accurate. In units u = 2^-24, a residual (x - zero) - level * scale is off by 256 u scale from its
-// difference, 256 u scale from its product and u of itself; its weight and the squares of 256
+// accurate. In units u = 2^-24, a residual (x - zero) - level * scale is off by 256 u scale from
+// its difference, 256 u scale from its product and u of itself; its weight and the squares of 256
 // channels, under 400 u of a norm. Root, product and sum here, under 2^-21.
 void BoundResiduals(const QuantizeState& state, int band, float* norms, bool* known) {
   constexpr float kSquareMin = 0x1p-60f;
