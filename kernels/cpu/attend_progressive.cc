@@ -221,18 +221,7 @@ void AttendProgressive(CpuIsa isa, const ProgressiveArgs& args, const Progressiv
   Arena arena(workspace);
   AttendState* state = LayOut(read, ProgressiveAtomsMax(read), &arena);
   const Scratch scratch = LayOutScratch(read, &arena);
-  const AttendResult attended = {
-      .outputs = result.outputs,
-      .lse_nat = result.lse_nat,
-      .block_lse = result.block_lse,
-      .block_max_logit = result.block_max_logit,
-      .logit_half_width = result.logit_half_width,
-      .tile_value_error = nullptr,
-      .value_term = result.value_term,
-      .rounding_term = result.rounding_term,
-      .value_radius = result.value_radius,
-  };
-  Prepare(read, attended, state);
+  Prepare(read, AttendedPart(result), state);
   state->atom_count = ProgressiveAtomsMax(read);
   state->first_tail_atom = 0;
   const int32_t sink_atom = ProgressiveSinkAtom(read);

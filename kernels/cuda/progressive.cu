@@ -129,16 +129,7 @@ void ShiftSplits(const AttendRead& all, int64_t first, AttendRead* part) {
 
 int64_t LayOut(const ProgressiveArgs& args, const ProgressiveResult& result, int32_t block_target,
                void* scratch, const QueryRows& queries, ProgressiveRead* read) {
-  const AttendResult attended = {.outputs = result.outputs,
-                                 .lse_nat = result.lse_nat,
-                                 .block_lse = result.block_lse,
-                                 .block_max_logit = result.block_max_logit,
-                                 .logit_half_width = result.logit_half_width,
-                                 .tile_value_error = nullptr,
-                                 .value_term = result.value_term,
-                                 .rounding_term = result.rounding_term,
-                                 .value_radius = result.value_radius};
-  AttendRead all = PlanRead(args.read, attended, block_target, nullptr, queries);
+  AttendRead all = PlanRead(args.read, AttendedPart(result), block_target, nullptr, queries);
   all.has_sub_block_atoms = true;
   all.atom_count = ProgressiveAtomsMax(args.read);
   all.first_tail_atom = 0;

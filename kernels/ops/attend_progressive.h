@@ -70,6 +70,19 @@ struct ProgressiveResult {
   uint8_t* sub_blocks_read;  // [G][T] bit b: the head read sub-block b of the tile
 };
 
+// Where a dense read of what isn't skipped writes: rows of A atoms as they are here.
+inline AttendResult AttendedPart(const ProgressiveResult& result) {
+  return {.outputs = result.outputs,
+          .lse_nat = result.lse_nat,
+          .block_lse = result.block_lse,
+          .block_max_logit = result.block_max_logit,
+          .logit_half_width = result.logit_half_width,
+          .tile_value_error = nullptr,
+          .value_term = result.value_term,
+          .rounding_term = result.rounding_term,
+          .value_radius = result.value_radius};
+}
+
 int64_t ProgressiveWorkspaceBytes(const AttendArgs& args);
 
 // Errors: as Attend; InvalidArgument [ATTEND_ARGS_INVALID] also when a skip_tolerance is out of
