@@ -4,55 +4,36 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/core/status.h"
 #include "kernels/cuda/check_read.h"
+#include "kernels/ops/attend_checks.h"
 
 namespace certkv::cuda {
 namespace {
 
-template <typename... Parts>
-absl::Status Invalid(const Parts&... parts) {
-  return MakeError(absl::StatusCode::kInvalidArgument, "ATTEND_ARGS_INVALID",
-                   absl::StrCat(parts...));
-}
-
-absl::Status CheckRange(absl::string_view what, int64_t value, int64_t low, int64_t high) {
-  if (value >= low && value <= high) return absl::OkStatus();
-  return Invalid(what, " is ", value, ", must be in [", low, ", ", high, "]");
-}
-
 absl::Status CheckAddress(absl::string_view what, const void* address, uintptr_t alignment) {
   const auto bits = reinterpret_cast<uintptr_t>(address);
   if (address != nullptr && bits % alignment == 0) return absl::OkStatus();
-  return Invalid(what, " is at 0x", absl::Hex(bits), ", must not be null and be a multiple of ",
-                 static_cast<int64_t>(alignment), " bytes");
+  return AttendArgsInvalid(what, " is at 0x", absl::Hex(bits),
+                           ", must not be null and be a multiple of ",
+                           static_cast<int64_t>(alignment), " bytes");
 }
 
 absl::Status CheckDimension(absl::string_view what, int32_t dim) {
-  CERTKV_RETURN_IF_ERROR(CheckRange(what, dim, 16, kHeadDimMax));
+  CERTKV_RETURN_IF_ERROR(CheckAttendRange(what, dim, 16, kHeadDimMax));
   if (dim % 16 == 0) return absl::OkStatus();
-  return Invalid(what, " is ", dim, ", no kernel has it: must be a multiple of 16");
+  return AttendArgsInvalid(what, " is ", dim, ", no kernel has it: must be a multiple of 16");
 }
 
 absl::Status CheckShape(const AttendArgs& args) {
-  if (args.layout == nullptr) return Invalid("AttendArgs.layout is null; pass the layer's");
-  CERTKV_RETURN_IF_ERROR(CheckDimension("head_dim", args.layout->head_dim));
-  CERTKV_RETURN_IF_ERROR(CheckDimension("value_dim", args.layout->value_dim));
+  if (args.layout == nullptr)
+    return AttendArgsInvalid("AttendArgs.layout is null; pass the layer's");
+  CERTKV_RETURN_IF_ERROR(CheckDimension("layout.head_dim", args.layout->head_dim));
+  CERTKV_RETURN_IF_ERROR(CheckDimension("layout.value_dim", args.layout->value_dim));
   if (args.layout->key_format == KeyFormat::kK8D) {
     return MakeError(absl::StatusCode::kUnimplemented, "DEVICE_LACKS_OPERATION",
                      "backend cuda doesn't have K8D keys yet; use backend cpu");
   }
-  CERTKV_RETURN_IF_ERROR(CheckRange("group_size", args.group_size, 1, kGroupSizeMax));
-  CERTKV_RETURN_IF_ERROR(CheckRange("tile_count", args.tile_count, 0, kTilesPerReadMax));
-  CERTKV_RETURN_IF_ERROR(CheckRange("tail_count", args.tail_count, 0, kBlockTokensMax));
-  const int64_t token_count = int64_t{args.tile_count} * kTileTokens + args.tail_count;
-  CERTKV_RETURN_IF_ERROR(CheckRange("token_end", args.token_end, 1, token_count));
-  CERTKV_RETURN_IF_ERROR(CheckRange("token_begin", args.token_begin, 0, args.token_end - 1));
-  if (!(args.logit_scale > 0 && std::isfinite(args.logit_scale))) {
-    return Invalid("logit_scale is ", args.logit_scale, ", must be finite and > 0");
-  }
-  if (!(args.soft_cap >= 0 && std::isfinite(args.soft_cap))) {
-    return Invalid("soft_cap is ", args.soft_cap, " nats, must be finite and >= 0 (0: none)");
-  }
-  return absl::OkStatus();
+  CERTKV_RETURN_IF_ERROR(CheckAttendCounts(args));
+  return CheckAttendScales(args);
 }
 
 absl::Status CheckArrays(const AttendArgs& args, const QueryRows& queries) {
@@ -67,13 +48,9 @@ absl::Status CheckArrays(const AttendArgs& args, const QueryRows& queries) {
     CERTKV_RETURN_IF_ERROR(CheckAddress("AttendArgs.tiles", args.tiles, alignof(AttendTile)));
   }
   if (args.tail_count == 0) return absl::OkStatus();
-  constexpr int64_t kStrideMax = int64_t{1} << 32;
   CERTKV_RETURN_IF_ERROR(CheckAddress("tail_keys", args.tail_keys, sizeof(uint16_t)));
   CERTKV_RETURN_IF_ERROR(CheckAddress("tail_values", args.tail_values, sizeof(uint16_t)));
-  CERTKV_RETURN_IF_ERROR(
-      CheckRange("tail_key_stride", args.tail_key_stride, args.layout->head_dim, kStrideMax));
-  return CheckRange("tail_value_stride", args.tail_value_stride, args.layout->value_dim,
-                    kStrideMax);
+  return CheckAttendTailStrides(args);
 }
 
 absl::Status CheckTile(const AttendTile& tile, int64_t n, bool needs_originals) {
@@ -97,8 +74,8 @@ absl::Status CheckDeviceRead(const AttendArgs& args, const QueryRows& queries,
   CERTKV_RETURN_IF_ERROR(CheckShape(args));
   CERTKV_RETURN_IF_ERROR(CheckArrays(args, queries));
   if (static_cast<int64_t>(tiles.size()) != args.tile_count) {
-    return Invalid(tiles.size(), " tiles were given, AttendArgs.tile_count is ", args.tile_count,
-                   "; pass the records that it points to");
+    return AttendArgsInvalid(tiles.size(), " tiles were given, AttendArgs.tile_count is ",
+                             args.tile_count, "; pass the records that it points to");
   }
   const int64_t end =
       std::min<int64_t>(args.tile_count, (args.token_end + kTileTokens - 1) / kTileTokens);
@@ -109,7 +86,7 @@ absl::Status CheckDeviceRead(const AttendArgs& args, const QueryRows& queries,
 }
 
 absl::Status CheckLaunch(absl::Span<const AttendRead> reads) {
-  if (reads.empty()) return Invalid("a launch has no read; pass at least one");
+  if (reads.empty()) return AttendArgsInvalid("a launch has no read; pass at least one");
   const AttendRead& first = reads[0];
   for (size_t n = 1; n < reads.size(); ++n) {
     const AttendRead& read = reads[n];
@@ -117,10 +94,10 @@ absl::Status CheckLaunch(absl::Span<const AttendRead> reads) {
                          read.layout.head_dim == first.layout.head_dim &&
                          read.layout.value_dim == first.layout.value_dim;
     if (is_same) continue;
-    return Invalid("read ", n, " of a launch has ", read.args.group_size, " heads, d ",
-                   read.layout.head_dim, ", d_v ", read.layout.value_dim, ", read 0 has ",
-                   first.args.group_size, ", ", first.layout.head_dim, ", ", first.layout.value_dim,
-                   "; launch them apart");
+    return AttendArgsInvalid("read ", n, " of a launch has ", read.args.group_size, " heads, d ",
+                             read.layout.head_dim, ", d_v ", read.layout.value_dim, ", read 0 has ",
+                             first.args.group_size, ", ", first.layout.head_dim, ", ",
+                             first.layout.value_dim, "; launch them apart");
   }
   return absl::OkStatus();
 }

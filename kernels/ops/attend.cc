@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/core/status.h"
 #include "kernels/cpu/cpu.h"
+#include "kernels/ops/attend_checks.h"
 #include "kernels/ops/attend_progressive.h"
 #include "kernels/ops/device.h"
 #include "kernels/ops/quantize_tile.h"
@@ -15,73 +16,46 @@
 namespace certkv {
 namespace {
 
-template <typename... Parts>
-absl::Status Invalid(const Parts&... parts) {
-  return MakeError(absl::StatusCode::kInvalidArgument, "ATTEND_ARGS_INVALID",
-                   absl::StrCat(parts...));
-}
-
-absl::Status CheckRange(absl::string_view field, int64_t value, int64_t low, int64_t high) {
-  if (value >= low && value <= high) return absl::OkStatus();
-  return Invalid("AttendArgs.", field, " is ", value, ", must be in [", low, ", ", high, "]");
-}
-
 absl::Status CheckShape(const AttendArgs& args) {
-  CERTKV_RETURN_IF_ERROR(CheckRange("group_size", args.group_size, 1, kGroupSizeMax));
-  CERTKV_RETURN_IF_ERROR(CheckRange("tile_count", args.tile_count, 0, kTilesPerReadMax));
-  CERTKV_RETURN_IF_ERROR(CheckRange("tail_count", args.tail_count, 0, kBlockTokensMax));
-  const int64_t token_count = int64_t{args.tile_count} * kTileTokens + args.tail_count;
-  CERTKV_RETURN_IF_ERROR(CheckRange("token_end", args.token_end, 1, token_count));
-  CERTKV_RETURN_IF_ERROR(CheckRange("token_begin", args.token_begin, 0, args.token_end - 1));
-  if (args.tail_count > 0) {
-    if (args.tail_keys == nullptr || args.tail_values == nullptr) {
-      return Invalid("AttendArgs.tail_keys or tail_values is null with tail_count ",
-                     args.tail_count, "; pass the rows of the tail");
-    }
-    constexpr int64_t kStrideMax = int64_t{1} << 32;
-    CERTKV_RETURN_IF_ERROR(
-        CheckRange("tail_key_stride", args.tail_key_stride, args.layout->head_dim, kStrideMax));
-    CERTKV_RETURN_IF_ERROR(CheckRange("tail_value_stride", args.tail_value_stride,
-                                      args.layout->value_dim, kStrideMax));
+  CERTKV_RETURN_IF_ERROR(CheckAttendCounts(args));
+  if (args.tail_count == 0) return absl::OkStatus();
+  if (args.tail_keys == nullptr || args.tail_values == nullptr) {
+    return AttendArgsInvalid("AttendArgs.tail_keys or tail_values is null with tail_count ",
+                             args.tail_count, "; pass the rows of the tail");
   }
-  return absl::OkStatus();
+  return CheckAttendTailStrides(args);
 }
 
 absl::Status CheckNumbers(const AttendArgs& args) {
-  if (!(args.logit_scale > 0 && std::isfinite(args.logit_scale))) {
-    return Invalid("AttendArgs.logit_scale is ", args.logit_scale, ", must be finite and > 0");
-  }
-  if (!(args.soft_cap >= 0 && std::isfinite(args.soft_cap))) {
-    return Invalid("AttendArgs.soft_cap is ", args.soft_cap,
-                   " nats, must be finite and >= 0 (0: none)");
-  }
+  CERTKV_RETURN_IF_ERROR(CheckAttendScales(args));
   if ((args.witness_weights != nullptr) != args.layout->has_witness_weights) {
-    return Invalid("AttendArgs.witness_weights is ", args.witness_weights == nullptr ? "" : "not ",
-                   "null and the layout has ", args.layout->has_witness_weights ? "" : "no ",
-                   "witness weights; pass those of the KV head exactly where there are some");
+    return AttendArgsInvalid(
+        "AttendArgs.witness_weights is ", args.witness_weights == nullptr ? "" : "not ",
+        "null and the layout has ", args.layout->has_witness_weights ? "" : "no ",
+        "witness weights; pass those of the KV head exactly where there are some");
   }
   if (args.original_dtype != OriginalDtype::kF16 && args.original_dtype != OriginalDtype::kBf16) {
-    return Invalid("AttendArgs.original_dtype is ", static_cast<int>(args.original_dtype),
-                   ", must be F16 or BF16");
+    return AttendArgsInvalid("AttendArgs.original_dtype is ", static_cast<int>(args.original_dtype),
+                             ", must be F16 or BF16");
   }
   for (int g = 0; g < args.group_size; ++g) {
     for (int i = 0; i < args.layout->head_dim; ++i) {
       const float value = args.queries[int64_t{g} * args.layout->head_dim + i];
       if (std::isfinite(value)) continue;
-      return Invalid("query of head ", g, " of the group, channel ", i, " is ", value,
-                     ", must be finite");
+      return AttendArgsInvalid("query of head ", g, " of the group, channel ", i, " is ", value,
+                               ", must be finite");
     }
     const float failure = args.failure_probability == nullptr ? 0.0f : args.failure_probability[g];
     const bool may_fail = args.layout->key_format == KeyFormat::kK8D;
     if (!(failure == 0 || (may_fail && failure > 0 && failure < 1))) {
-      return Invalid("failure_probability[", g, "] is ", failure, ", must be ",
-                     may_fail ? "in [0, 1)" : "0: only reads of K8D keys may fail");
+      return AttendArgsInvalid("failure_probability[", g, "] is ", failure, ", must be ",
+                               may_fail ? "in [0, 1)" : "0: only reads of K8D keys may fail");
     }
     if (args.sink_logits == nullptr) continue;
     const float sink = args.sink_logits[g];
     if (!(sink <= std::numeric_limits<float>::max())) {
-      return Invalid("sink_logits[", g, "] is ", sink,
-                     " nats, must be finite, or -infinity for no sink");
+      return AttendArgsInvalid("sink_logits[", g, "] is ", sink,
+                               " nats, must be finite, or -infinity for no sink");
     }
   }
   return absl::OkStatus();
@@ -93,8 +67,8 @@ absl::Status CheckSources(const AttendArgs& args, int64_t tile) {
   for (int g = 0; g < args.group_size; ++g) {
     const uint8_t source = args.tile_sources[int64_t{g} * args.tile_count + tile];
     if (source > (kSourceOriginalKeys | kSourceOriginalValues)) {
-      return Invalid("tile_sources of head ", g, ", tile ", tile, " is ", static_cast<int>(source),
-                     ", must be in [0, 3]");
+      return AttendArgsInvalid("tile_sources of head ", g, ", tile ", tile, " is ",
+                               static_cast<int>(source), ", must be in [0, 3]");
     }
     const bool lacks_keys = (source & kSourceOriginalKeys) != 0 && data.original_keys == nullptr;
     const bool lacks_values =
@@ -122,8 +96,8 @@ absl::Status CheckTiles(const AttendArgs& args) {
     const AttendTile& data = args.tiles[tile];
     for (const uint8_t* record : {data.scan, data.detail}) {
       if (record == nullptr || reinterpret_cast<uintptr_t>(record) % kPlaneAlignment != 0) {
-        return Invalid("a record of tile ", tile, " is null or not aligned to ", kPlaneAlignment,
-                       " bytes");
+        return AttendArgsInvalid("a record of tile ", tile, " is null or not aligned to ",
+                                 kPlaneAlignment, " bytes");
       }
     }
     absl::Status status = CheckTile(*args.layout, data.scan);
@@ -138,17 +112,19 @@ absl::Status CheckTiles(const AttendArgs& args) {
 
 absl::Status CheckProgressive(const ProgressiveArgs& args) {
   if (!CanSkip(*args.read.layout)) {
-    return Invalid("keys of format ", KeyFormatName(args.read.layout->key_format),
-                   " can't be skipped: their coarse plane bounds nothing; read them with Attend");
+    return AttendArgsInvalid(
+        "keys of format ", KeyFormatName(args.read.layout->key_format),
+        " can't be skipped: their coarse plane bounds nothing; read them with Attend");
   }
   if (args.read.tile_sources != nullptr) {
-    return Invalid("AttendArgs.tile_sources is set in a read that skips; repair with Attend");
+    return AttendArgsInvalid(
+        "AttendArgs.tile_sources is set in a read that skips; repair with Attend");
   }
   for (int g = 0; g < args.read.group_size; ++g) {
     const float tolerance = args.skip_tolerance[g];
     if (tolerance > 0 && tolerance < 1) continue;
-    return Invalid("skip_tolerance[", g, "] is ", tolerance,
-                   ", must be in (0, 1); a head that reads everything is read by Attend");
+    return AttendArgsInvalid("skip_tolerance[", g, "] is ", tolerance,
+                             ", must be in (0, 1); a head that reads everything is read by Attend");
   }
   return absl::OkStatus();
 }
