@@ -441,13 +441,8 @@ const QuantizeKernels& KernelsOf(CpuIsa isa) {
 
 void QuantizeTileWith(const QuantizeKernels& kernels, const QuantizeTileArgs& args) {
   const TileLayout& layout = *args.layout;
-  // Encoders of affine keys and rotated values write all that comes after the scales, whose planes
-  // are padded; of other formats they write less.
-  const bool affine = IsAffine(layout.key_format);
-  std::memset(args.scan, 0, affine ? layout.witness_offset : layout.scan_bytes);
-  if (!affine || !IsRotated(layout.value_format)) {
-    std::memset(args.detail, 0, layout.detail_bytes);
-  }
+  // Planes of scales are padded; encoders write all that comes after them.
+  std::memset(args.scan, 0, layout.witness_offset);
   TileHeader header{};
   header.magic = kTileMagic;
   header.format_version = kTileFormatVersion;
