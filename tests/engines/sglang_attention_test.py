@@ -15,7 +15,18 @@ import numpy as np
 import pytest
 import torch
 from certkv import _sglang_attention as plugin
-from conftest import ROOT, dense_attention
+from conftest import ROOT
+from decode_checks import (
+    DIM,
+    HEADS,
+    KV_HEADS,
+    LAYERS,
+    check_step_within_bounds,
+    distance,
+    prompt_ids,
+    states,
+    truth_of,
+)
 from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
 from sglang.srt.layers.radix_attention import AttentionType
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, ReqToTokenPool
@@ -26,14 +37,12 @@ sys.path.insert(0, str(ROOT / "tests" / "python"))
 
 from restartable_store import RestartableStore, wait_until  # noqa: E402
 
-LAYERS, KV_HEADS, HEADS, DIM, SLOTS = 2, 2, 4, 64, 1024
-# Outputs are rounded to bfloat16, relative to the largest number of the output.
-ROUNDING = 2.0**-8
+SLOTS = 1024
 _names = itertools.count(1)
 
 
 class Model:
-    """A model runner, and keys, values and queries that depend on the token and its place."""
+    """A model runner."""
 
     def __init__(self, tmp_path, config_class=LlamaConfig, **config):
         settings = {
@@ -86,19 +95,6 @@ class Model:
             }
         )
 
-    @staticmethod
-    def states(layer, ids, first):
-        """q, k, v of tokens at first, first + 1, ...: [tokens, heads * DIM]."""
-        parts = []
-        for kind, heads in enumerate((HEADS, KV_HEADS, KV_HEADS)):
-            rows = []
-            for place, token in enumerate(ids, first):
-                seed = ((token * 512 + place) * LAYERS + layer) * 3 + kind
-                row = torch.randn(heads * DIM, generator=torch.Generator().manual_seed(seed))
-                rows.append(row * (1.5 if kind == 0 else 1.0))
-            parts.append(torch.stack(rows).to(torch.bfloat16))
-        return parts
-
 
 class Request:
     def __init__(self, ids, place, slots, rid=None):
@@ -145,12 +141,9 @@ class Engine:
         kind = "forward_decode" if batch.forward_mode.is_decode() else "forward_extend"
         out = []
         for index in range(LAYERS):
-            states = [
-                self.model.states(index, r.ids[-new:], len(r.ids) - new) for r in requests
-            ]
-            q, k, v = (torch.cat(parts) for parts in zip(*states))
-            # As RadixAttention hands them on.
-            k, v = (t.view(-1, KV_HEADS, DIM) for t in (k, v))
+            parts = [states(index, r.ids[-new:], len(r.ids) - new) for r in requests]
+            q, k, v = (torch.cat(part) for part in zip(*parts))
+            q = q.flatten(1)  # as RadixAttention hands it on
             layer = self.model.layer(index)
             made = getattr(self.backend, kind)(q, k, v, layer, batch)
             out.append((made, getattr(self.own, kind)(q, k, v, layer, batch, save_kv_cache=False)))
@@ -193,36 +186,16 @@ def make(monkeypatch, tmp_path):
         engine.backend.close()
 
 
-def prompt_ids(count, seed):
-    return np.random.default_rng(seed).integers(1, 1000, count).tolist()
-
-
-def truth_of(request, layer, drop=0):
-    """Attention of the last token by the definition, [heads, DIM]."""
-    q, k, v = Model.states(layer, request.ids, 0)
-    keys, values = (
-        t.view(-1, KV_HEADS, DIM).transpose(0, 1).float().numpy()[:, : len(request.ids) - drop]
-        for t in (k, v)
-    )
-    return dense_attention(q[-1].view(HEADS, DIM).float().numpy(), keys, values, DIM**-0.5)
-
-
-def distance(output, truth):
-    """Of each head, and the rounding of its output to bfloat16."""
-    output = output.view(HEADS, DIM).float().numpy()
-    return np.linalg.norm(output - truth, axis=1), ROUNDING * np.linalg.norm(truth, axis=1)
-
-
 def test_exact_reads_are_dense_attention(make, server):
     engine = make(server.target, terms={"read_mode": "EXACT"})
     requests = [engine.prompt(prompt_ids(count, count)) for count in (130, 20)]
     for _ in range(3):
         for layer, (made, own) in enumerate(engine.step(requests)):
             for row, request in enumerate(requests):
-                error, rounding = distance(made[row], truth_of(request, layer))
+                error, rounding = distance(made[row], truth_of(request.ids, layer))
                 assert np.all(error <= rounding)
                 # SGLang's own differs by roundings of its sums in bfloat16 too.
-                assert np.all(distance(own[row], truth_of(request, layer))[0] <= 4 * rounding)
+                assert np.all(distance(own[row], truth_of(request.ids, layer))[0] <= 4 * rounding)
     records = np.concatenate(engine.backend._rows[requests[0].rid].records)
     assert set(records["outcome"]) == {certkv.Outcome.EXACT}
 
@@ -234,24 +207,16 @@ def test_certified_outputs_are_within_their_bounds(make, server, formats):
     requests = [engine.prompt(prompt_ids(count, 10 + count)) for count in (190, 70)]
     used, wrong = [], []
     for _ in range(4):  # over the end of a block: 190 + 2 tokens
-        before = [len(engine.backend._rows[r.rid].records) if r.rid in engine.backend._rows else 0
-                  for r in requests]
         outputs = engine.step(requests)
         for row, request in enumerate(requests):
-            records = engine.backend._rows[request.rid].records[before[row] :]
-            assert len(records) == LAYERS
-            for layer, record in enumerate(records):
-                assert set(record["layer"]) == {layer}
-                assert set(record["query_position"]) == {len(request.ids) - 1}
-                bound = record["output_error_bound"]
-                error, rounding = distance(outputs[layer][0][row], truth_of(request, layer))
-                assert np.all(error <= bound + rounding)
-                used.append((error / (bound + rounding)).max())
-                # A token too few would be outside.
-                error, rounding = distance(outputs[layer][0][row], truth_of(request, layer, 1))
-                wrong.append((error / (bound + rounding)).max())
+            records = engine.backend._rows[request.rid].records[-LAYERS:]
+            made = [output[row] for output, _ in outputs]
+            for shares, share in zip(
+                (used, wrong), check_step_within_bounds(request.ids, made, records)
+            ):
+                shares.append(share)
     assert max(used) > 0.05, "the bound is not vacuous"
-    assert max(wrong) > 1
+    assert max(wrong) > 1, "a token too few would be outside"
 
 
 def test_formats_of_each_layer_come_from_a_file(make, server, tmp_path):
@@ -295,7 +260,7 @@ def test_a_prefix_of_the_engines_cache_is_known_and_its_blocks_are_shared(make, 
     engine.step([first])
     second = engine.prompt(first.ids[:-1] + prompt_ids(10, 31), prefix=first)
     for layer, (made, _) in enumerate(engine.step([first, second])):
-        error, rounding = distance(made[1], truth_of(second, layer))
+        error, rounding = distance(made[1], truth_of(second.ids, layer))
         assert np.all(error <= rounding)
     assert engine.backend._rows[second.rid].sequence.shared_block_count == 2
 
@@ -307,7 +272,7 @@ def test_a_request_that_was_retracted_goes_on_under_another_name(make, server, t
     engine.step([first])
     again = engine.prompt(first.ids + [9, 9], rid=first.rid)
     for layer, (made, _) in enumerate(engine.step([again])):
-        error, rounding = distance(made[0], truth_of(again, layer))
+        error, rounding = distance(made[0], truth_of(again.ids, layer))
         assert np.all(error <= rounding)
     assert engine.backend._rows[first.rid].request.risk().request.endswith(first.rid + ".2")
 
@@ -335,7 +300,7 @@ def test_a_store_that_dies_in_mid_request_leaves_the_engines_own_attention(
         # or SGLang's own.
         for step in range(60):
             for layer, (made, own) in enumerate(engine.step([request])):
-                error, rounding = distance(made[0], truth_of(request, layer))
+                error, rounding = distance(made[0], truth_of(request.ids, layer))
                 row = engine.backend._rows[request.rid]
                 if not row.is_certified:
                     assert torch.equal(made, own)

@@ -2,20 +2,19 @@
 
 import json
 import pathlib
-import subprocess
 import sys
 
 import certkv
 import numpy as np
 import pytest
 from conftest import ROOT
+from decode_checks import NEAR_TIE, ask_risk, check_every_step_has_certificates, check_risk
 from engine_process import EngineProcess
 
 sys.path.insert(0, str(ROOT / "tests" / "python"))
 
 from restartable_store import RestartableStore, wait_until  # noqa: E402
 
-CERTKV = ROOT / "build" / "release" / "bin" / "certkv"
 LAYERS, HEADS, TOLERANCE = 30, 9, 0.15
 LONG_TOKENS, SHORT_TOKENS = 24, 8
 
@@ -75,16 +74,7 @@ def said(model_folder, tokenizer, tmp_path_factory):
             }
             out["other_text"] = engines["own"].below_likeliest(short["short-1"], ids[700:720])
             assert wait_until((folder / "again.npy").exists, 20)
-            out["risk"] = {
-                rid: json.loads(
-                    subprocess.run(
-                        [CERTKV, "--target", store.target, "--json", "risk", rid],
-                        check=True,
-                        capture_output=True,
-                    ).stdout
-                )
-                for rid in (*short, *long, *again)
-            }
+            out["risk"] = {rid: ask_risk(store.target, rid) for rid in (*short, *long, *again)}
             store.kill()
             for name, engine in engines.items():
                 out[name]["away"] = engine.ask(away, 4)[0]
@@ -100,11 +90,6 @@ def records_of(said, rid):
     return np.load(said["folder"] / f"{rid}.npy")
 
 
-# Logits below 32 are multiples of 1/8 in bfloat16. Two that differ by less than two steps may
-# change places when attention is rounded otherwise, and so may greedy text.
-NEAR_TIE = 2 * 0.125
-
-
 def test_short_prompts_are_read_exactly_and_give_the_engines_own_choices(said):
     for rid in ("short-1", "short-2"):
         assert set(records_of(said, rid)["outcome"]) == {certkv.Outcome.EXACT}
@@ -116,27 +101,15 @@ def test_short_prompts_are_read_exactly_and_give_the_engines_own_choices(said):
 
 def test_every_layer_and_step_of_each_request_has_certificates(said):
     for rid, prompt in (("long-1", 250), ("long-2", 200)):
-        records = records_of(said, rid)
-        keys = {(r["query_position"], r["layer"], r["query_head"]) for r in records}
         # The first new token comes from the prompt's forward, each other one from a step.
-        assert len(records) == (LONG_TOKENS - 1) * LAYERS * HEADS
-        assert keys == {
-            (prompt + step, layer, head)
-            for step in range(LONG_TOKENS - 1)
-            for layer in range(LAYERS)
-            for head in range(HEADS)
-        }
-        exact = records["outcome"] == certkv.Outcome.EXACT
-        assert np.all(exact | (records["worst_case_tv"] <= np.float32(TOLERANCE)))
-        assert np.mean(records["outcome"] == certkv.Outcome.CERTIFIED) > 0.5
+        check_every_step_has_certificates(
+            records_of(said, rid), prompt, LONG_TOKENS - 1, LAYERS, HEADS, TOLERANCE
+        )
 
 
 def test_risk_is_known_by_request_id(said):
     for rid, risk in said["risk"].items():
-        records = records_of(said, rid)
-        assert int(risk["read_count"]) == len(records), rid
-        worst = float(records["first_worst_case_tv"].max())
-        assert float(risk["risk_score"]) == pytest.approx(worst, rel=1e-5)
+        check_risk(risk, records_of(said, rid))
 
 
 def test_a_prefix_in_the_engines_own_cache_is_read_certified_too(said):

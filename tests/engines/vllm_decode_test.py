@@ -17,7 +17,18 @@ import torch
 from certkv import _vllm_attention, _vllm_decode, _vllm_plugin, _vllm_spec
 from certkv._block_io import EngineBlocks
 from certkv._store_link import StoreLink
-from conftest import ROOT, dense_attention
+from conftest import ROOT
+from decode_checks import (
+    DIM,
+    HEADS,
+    KV_HEADS,
+    LAYERS,
+    check_step_within_bounds,
+    distance,
+    prompt_ids,
+    states,
+    truth_of,
+)
 from vllm import _custom_ops as ops
 from vllm.v1.attention.backends import cpu_attn, registry
 
@@ -25,25 +36,10 @@ sys.path.insert(0, str(ROOT / "tests" / "python"))
 
 from restartable_store import RestartableStore, wait_until  # noqa: E402
 
-LAYERS, KV_HEADS, HEADS, DIM, TOKENS, BLOCKS = 2, 2, 4, 64, 64, 24
+TOKENS, BLOCKS = 64, 24
 NAMES = [f"model.layers.{layer}.self_attn.attn" for layer in range(LAYERS)]
-# Outputs are rounded to bfloat16, relative to the largest number of the output.
-ROUNDING = 2.0**-8
 _names = itertools.count(1)
 _log = logging.getLogger("certkv.test")
-
-
-def states(layer, ids, first):
-    """q, k, v of tokens at first, first + 1, ...: [tokens, heads, DIM]."""
-    parts = []
-    for kind, heads in enumerate((HEADS, KV_HEADS, KV_HEADS)):
-        rows = []
-        for place, token in enumerate(ids, first):
-            seed = ((token * 512 + place) * LAYERS + layer) * 3 + kind
-            row = torch.randn(heads, DIM, generator=torch.Generator().manual_seed(seed))
-            rows.append(row * (1.5 if kind == 0 else 1.0))
-        parts.append(torch.stack(rows).to(torch.bfloat16))
-    return parts
 
 
 class Request:
@@ -116,7 +112,8 @@ class Engine:
             lengths.append(end)
         counts = [count for _, count in scheduled]
         starts = torch.tensor([0, *itertools.accumulate(counts)], dtype=torch.int32)
-        metadata = self._metadata(scheduled, starts, torch.tensor(lengths, dtype=torch.int32), slots)
+        lengths = torch.tensor(lengths, dtype=torch.int32)
+        metadata = self._metadata(scheduled, starts, lengths, slots)
         self.decoder.begin_forward(steps)
         out = [self._layer(index, scheduled, metadata) for index in range(LAYERS)]
         self.decoder.end_forward()
@@ -210,34 +207,16 @@ def make(monkeypatch):
         engine.close()
 
 
-def prompt_ids(count, seed):
-    return np.random.default_rng(seed).integers(1, 1000, count).tolist()
-
-
-def truth_of(request, layer, drop=0):
-    """Attention of the last token by the definition, [heads, DIM]."""
-    q, k, v = states(layer, request.all_token_ids, 0)
-    keys, values = (
-        t.transpose(0, 1).float().numpy()[:, : len(request.all_token_ids) - drop] for t in (k, v)
-    )
-    return dense_attention(q[-1].float().numpy(), keys, values, DIM**-0.5)
-
-
-def distance(output, truth):
-    """Of each head, and the rounding of its output to bfloat16."""
-    output = output.view(HEADS, DIM).float().numpy()
-    return np.linalg.norm(output - truth, axis=1), ROUNDING * np.linalg.norm(truth, axis=1)
-
-
 def test_exact_reads_are_dense_attention(make, server):
     engine = make(server.target, terms={"read_mode": "EXACT"})
     requests = [engine.prompt(prompt_ids(count, count)) for count in (130, 20)]
     for _ in range(3):
         for layer, (made, own) in enumerate(engine.step(*requests)):
             for row, request in enumerate(requests):
-                error, rounding = distance(made[row], truth_of(request, layer))
+                error, rounding = distance(made[row], truth_of(request.all_token_ids, layer))
                 assert np.all(error <= rounding)
-                assert np.all(distance(own[row], truth_of(request, layer))[0] <= 4 * rounding)
+                error, _ = distance(own[row], truth_of(request.all_token_ids, layer))
+                assert np.all(error <= 4 * rounding)
     records = np.concatenate(engine.rows[requests[0].request_id].records)
     assert set(records["outcome"]) == {certkv.Outcome.EXACT}
 
@@ -252,18 +231,13 @@ def test_certified_outputs_are_within_their_bounds(make, server, formats):
         outputs = engine.step(*requests)
         for row, request in enumerate(requests):
             records = engine.rows[request.request_id].records[-LAYERS:]
-            for layer, record in enumerate(records):
-                assert set(record["layer"]) == {layer}
-                assert set(record["query_position"]) == {len(request.all_token_ids) - 1}
-                bound = record["output_error_bound"]
-                error, rounding = distance(outputs[layer][0][row], truth_of(request, layer))
-                assert np.all(error <= bound + rounding)
-                used.append((error / (bound + rounding)).max())
-                # A token too few would be outside.
-                error, rounding = distance(outputs[layer][0][row], truth_of(request, layer, 1))
-                wrong.append((error / (bound + rounding)).max())
+            made = [output[row] for output, _ in outputs]
+            for shares, share in zip(
+                (used, wrong), check_step_within_bounds(request.all_token_ids, made, records)
+            ):
+                shares.append(share)
     assert max(used) > 0.05, "the bound is not vacuous"
-    assert max(wrong) > 1
+    assert max(wrong) > 1, "a token too few would be outside"
 
 
 def test_prompts_and_decode_steps_share_a_forward(make, server):
@@ -273,7 +247,7 @@ def test_prompts_and_decode_steps_share_a_forward(make, server):
     decoding.all_token_ids.append(7)
     for layer, (made, own) in enumerate(engine.forward([(fresh, 50), (decoding, 1)])):
         assert torch.equal(made[0], own[0]), "a chunk of a prompt is vLLM's own attention"
-        error, rounding = distance(made[1], truth_of(decoding, layer))
+        error, rounding = distance(made[1], truth_of(decoding.all_token_ids, layer))
         assert np.all(error <= rounding)
     # The prompt's last token alone is still the prompt's.
     decoding.all_token_ids.append(8)
@@ -307,7 +281,7 @@ def test_blocks_of_a_prompt_that_the_store_has_are_shared(make, server):
     first, second = engine.prompt(ids), engine.prompt(ids)
     engine.step(first)
     for layer, (made, _) in enumerate(engine.step(second)):
-        error, rounding = distance(made[0], truth_of(second, layer))
+        error, rounding = distance(made[0], truth_of(second.all_token_ids, layer))
         assert np.all(error <= rounding)
     assert engine.rows[second.request_id].sequence.shared_block_count == 2
 
@@ -325,7 +299,7 @@ def test_a_request_that_was_preempted_goes_on_under_another_name(make, server):
             assert torch.equal(made, own)
     assert engine.rows[request.request_id].token_count == 82
     for layer, (made, _) in enumerate(engine.step(request)):
-        error, rounding = distance(made[0], truth_of(request, layer))
+        error, rounding = distance(made[0], truth_of(request.all_token_ids, layer))
         assert np.all(error <= rounding)
     row = engine.rows[request.request_id]
     assert row.request.risk().request == f"requests/{request.request_id}"
