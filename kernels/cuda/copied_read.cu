@@ -8,8 +8,8 @@
 namespace certkv::cuda {
 namespace {
 
-// Tiles that the range touches, in device memory: where the device has them (kernels/ops/resident.h),
-// or copied there, records in two slabs, later tiles first, because
+// Tiles that the range touches, in device memory: where the device has them
+// (kernels/ops/resident.h), or copied there, records in two slabs, later tiles first, because
 // nothing may depend on their order.
 absl::StatusOr<const AttendTile*> CopyTiles(const AttendArgs& args, DeviceMemory* memory) {
   const TileLayout& layout = *args.layout;
