@@ -69,9 +69,15 @@ if(CERTKV_NVCC)
 endif()
 find_path(CERTKV_NCCL_INCLUDE nccl.h HINTS "$ENV{CUDA_HOME}/include" /usr/local/cuda/include)
 find_library(CERTKV_NCCL_LIBRARY nccl HINTS "$ENV{CUDA_HOME}/lib64" /usr/local/cuda/lib64)
+# nccl.h includes CUDA's headers.
+find_path(CERTKV_CUDA_INCLUDE cuda_runtime.h HINTS "$ENV{CUDA_HOME}/include" /usr/local/cuda/include)
 set(certkv_nccl_summary "not found (not needed)")
-if(CERTKV_NCCL_INCLUDE AND CERTKV_NCCL_LIBRARY)
-  set(certkv_nccl_summary "${CERTKV_NCCL_LIBRARY} (not used yet)")
+if(CERTKV_NCCL_LIBRARY)
+  set(certkv_nccl_summary "${CERTKV_NCCL_LIBRARY} (opened by tests; programs look for libnccl.so.2)")
 endif()
-mark_as_advanced(CERTKV_CCACHE CERTKV_GRPC_CPP_PLUGIN CERTKV_NVCC CERTKV_NCCL_INCLUDE
+set(certkv_has_nccl_header OFF)
+if(CERTKV_NCCL_INCLUDE AND CERTKV_CUDA_INCLUDE)
+  set(certkv_has_nccl_header ON)
+endif()
+mark_as_advanced(CERTKV_CCACHE CERTKV_CUDA_INCLUDE CERTKV_GRPC_CPP_PLUGIN CERTKV_NVCC CERTKV_NCCL_INCLUDE
                  CERTKV_NCCL_LIBRARY)

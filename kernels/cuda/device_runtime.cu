@@ -174,6 +174,13 @@ absl::Status CudaDeviceRuntime::Wait(CUstream_st* stream) {
   return StatusOf(cudaStreamSynchronize(Own(stream)), "waiting for the device");
 }
 
+absl::StatusOr<bool> CudaDeviceRuntime::IsDone(CUstream_st* stream) {
+  const cudaError_t error = cudaStreamQuery(Own(stream));
+  if (error == cudaErrorNotReady) return false;
+  CERTKV_RETURN_IF_ERROR(StatusOf(error, "asking the device"));
+  return true;
+}
+
 absl::StatusOr<CUevent_st*> CudaDeviceRuntime::CreateEvent(int32_t device) {
   CERTKV_RETURN_IF_ERROR(Use(device));
   cudaEvent_t event = nullptr;

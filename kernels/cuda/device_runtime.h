@@ -34,6 +34,7 @@ class CudaDeviceRuntime final : public DeviceRuntime {
   absl::Status CopyToHost(void* to, const void* from, int64_t size_bytes,
                           CUstream_st* stream) override;
   absl::Status Wait(CUstream_st* stream) override;
+  absl::StatusOr<bool> IsDone(CUstream_st* stream) override;
   absl::StatusOr<CUevent_st*> CreateEvent(int32_t device) override;
   void DestroyEvent(CUevent_st* event) override;
   absl::Status RecordEvent(CUevent_st* event, CUstream_st* stream) override;

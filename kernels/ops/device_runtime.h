@@ -62,6 +62,8 @@ class DeviceRuntime {
                                   CUstream_st* stream) = 0;
   // Blocks until the stream has done what was queued; says what of it failed.
   virtual absl::Status Wait(CUstream_st* stream) = 0;
+  // Has it? Doesn't block. The same errors.
+  virtual absl::StatusOr<bool> IsDone(CUstream_st* stream) = 0;
 
   // Events of an allocation's export: without times, and open to other processes.
   virtual absl::StatusOr<CUevent_st*> CreateEvent(int32_t device) = 0;

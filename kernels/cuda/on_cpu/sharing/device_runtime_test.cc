@@ -15,6 +15,7 @@
 
 #include "kernels/core/status.h"
 #include "kernels/cuda/cuda.h"
+#include "kernels/cuda/on_cpu/sharing/foreign_work.h"
 #include "kernels/cuda/on_cpu/sharing/injected_failures.h"
 #include "kernels/ops/device.h"
 
@@ -64,6 +65,32 @@ TEST_F(DeviceRuntimeTest, CopiesThereAndBackWhenWaitedFor) {
   EXPECT_EQ(back, bytes);
   runtime_.DestroyStream(stream);
   runtime_.Free(memory);
+}
+
+TEST_F(DeviceRuntimeTest, StreamIsDoneWhenWhatOthersQueuedIsDone) {
+  struct Work {
+    bool is_done = false;
+    bool is_released = false;
+  } work;
+  CUstream_st* const stream = *runtime_.CreateStream(0);
+  EXPECT_TRUE(*runtime_.IsDone(stream));
+  certkv_sharing_queue(
+      stream,
+      [](void* argument) -> int {
+        return static_cast<Work*>(argument)->is_done ? cuda_sharing::cudaSuccess
+                                                     : cuda_sharing::cudaErrorNotReady;
+      },
+      [](void* argument) { static_cast<Work*>(argument)->is_released = true; }, &work);
+  const uint8_t byte = 7;
+  uint8_t copied = 0;
+  ASSERT_TRUE(runtime_.CopyToHost(&copied, &byte, 1, stream).ok());
+  EXPECT_FALSE(*runtime_.IsDone(stream));
+  EXPECT_EQ(copied, 0) << "it comes after what isn't done";
+  work.is_done = true;
+  EXPECT_TRUE(*runtime_.IsDone(stream));
+  EXPECT_EQ(copied, 7);
+  EXPECT_TRUE(work.is_released);
+  runtime_.DestroyStream(stream);
 }
 
 TEST_F(DeviceRuntimeTest, StreamGoesOnAfterTheEventOfAnother) {
@@ -190,6 +217,7 @@ TEST_F(DeviceRuntimeTest, SaysWhatFailed) {
       {"cudaMemcpyAsync=719", "DEVICE_FAILED",
        [&] { return runtime_.CopyToDevice(memory, &byte, 1, stream); }},
       {"cudaStreamSynchronize=719", "DEVICE_FAILED", [&] { return runtime_.Wait(stream); }},
+      {"cudaStreamQuery=719", "DEVICE_FAILED", [&] { return runtime_.IsDone(stream).status(); }},
       {"cudaHostRegister=2", "DEVICE_MEMORY_FULL",
        [&] { return runtime_.PinHost(&byte, 1, DeviceRuntime::HostAccess::kReadOnly); }},
       {"cudaStreamCreateWithFlags=46", "DEVICE_FAILED",

@@ -3,12 +3,15 @@
 #include <atomic>
 #include <cstring>
 #include <functional>
+#include <list>
+#include <memory>
 #include <mutex>
 #include <new>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "kernels/cuda/on_cpu/sharing/foreign_work.h"
 #include "kernels/cuda/on_cpu/sharing/injected_failures.h"
 #include "kernels/cuda/on_cpu/sharing/shared_object.h"
 
@@ -16,7 +19,8 @@ namespace certkv::cuda_sharing {
 
 struct Stream {
   std::mutex mutex;
-  std::vector<std::function<cudaError_t()>> queue;
+  // Each is called until it says something else than cudaErrorNotReady.
+  std::list<std::function<cudaError_t()>> queue;
 
   void Add(std::function<cudaError_t()> work) {
     const std::lock_guard lock(mutex);
@@ -26,11 +30,26 @@ struct Stream {
   cudaError_t Run() {
     // Locked to the end: another thread that waits has waited only when all is done.
     const std::lock_guard lock(mutex);
-    const std::vector<std::function<cudaError_t()>> work = std::move(queue);
-    queue.clear();
-    for (const auto& one : work) {
-      const cudaError_t error = one();
-      if (error != cudaSuccess) return error;
+    while (true) {
+      const cudaError_t error = DoWhatIsReady();
+      if (error != cudaErrorNotReady) return error;
+      std::this_thread::yield();
+    }
+  }
+  cudaError_t Poll() {
+    const std::unique_lock lock(mutex, std::try_to_lock);
+    return lock.owns_lock() ? DoWhatIsReady() : cudaErrorNotReady;
+  }
+
+ private:
+  cudaError_t DoWhatIsReady() {
+    while (!queue.empty()) {
+      const cudaError_t error = queue.front()();
+      if (error == cudaErrorNotReady) return error;
+      queue.pop_front();
+      if (error == cudaSuccess) continue;
+      queue.clear();
+      return error;
     }
     return cudaSuccess;
   }
@@ -97,6 +116,11 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   return stream == nullptr ? cudaSuccess : stream->Run();
 }
 
+cudaError_t cudaStreamQuery(cudaStream_t stream) {
+  if (const auto injected = InjectedFailureOf("cudaStreamQuery")) return injected;
+  return stream->Poll();
+}
+
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned int) {
   if (const auto injected = InjectedFailureOf("cudaStreamWaitEvent")) return injected;
   const uint64_t count = event->counts().recorded.load(std::memory_order_acquire);
@@ -152,3 +176,10 @@ cudaError_t cudaIpcOpenEventHandle(cudaEvent_t* event, cudaIpcEventHandle_t hand
 }
 
 }  // namespace certkv::cuda_sharing
+
+void certkv_sharing_queue(void* stream, int (*poll)(void*), void (*release)(void*),
+                          void* argument) {
+  const std::shared_ptr<void> kept(argument, release);
+  static_cast<certkv::cuda_sharing::Stream*>(stream)->Add(
+      [poll, kept] { return static_cast<certkv::cuda_sharing::cudaError_t>(poll(kept.get())); });
+}
