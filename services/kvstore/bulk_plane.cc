@@ -21,7 +21,8 @@ class BulkPlane::Impl {
       : config_(config),
         with_(with),
         work_(io_context_.get_executor()),
-        puller_(config, {with.engine, with.pool, with.clock, &counters_}, &io_context_) {}
+        puller_(config, {with.engine, with.pool, with.clock, &counters_, with.detour},
+                &io_context_) {}
 
   ~Impl() {
     Stop();

@@ -28,6 +28,7 @@ class BulkPlane {
     const Clock* clock = nullptr;
     int64_t lease_ms_max = 0;                     // of the engine
     std::function<absl::Status()> check_serving;  // does the store serve now?
+    BulkDetour* detour = nullptr;                 // stopped before the plane ends
   };
 
   // Listens where config.address is set. Without address and peers it has no threads, and every

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/detached.hpp>
+#include <boost/asio/post.hpp>
 #include <boost/asio/redirect_error.hpp>
 #include <boost/asio/use_awaitable.hpp>
 #include <chrono>
@@ -14,6 +15,7 @@
 #include "services/common/log.h"
 #include "services/common/private_file.h"
 #include "services/kvstore/block_payload.h"
+#include "services/kvstore/bulk_detour.h"
 
 namespace certkv::kvstore {
 namespace {
@@ -29,6 +31,11 @@ constexpr int64_t kFirstWaitMs = 20;  // doubles with each of these
 bool IsWorthAnother(const absl::Status& status) {
   const std::string reason = ReasonOf(status);
   return reason == "BULK_DISCONNECTED" || reason == "BULK_FRAME_INVALID";
+}
+
+bool AreAllDone(const std::vector<BulkTarget*>& targets) {
+  return std::all_of(targets.begin(), targets.end(),
+                     [](const BulkTarget* target) { return target->is_done; });
 }
 
 int64_t ReceivedBytes(const std::vector<BulkTarget*>& targets) {
@@ -140,6 +147,10 @@ BulkSocket::Awaitable<void> PullJob::FetchRun(std::shared_ptr<PullJob> self, Cli
   const bool is_stage_two = run->front().id != BlockId::kNone;
   absl::Status status = self->CheckWanted(is_stage_two);
   int32_t attempts = status.ok() ? 0 : kAttempts;
+  if (status.ok() && self->with_.detour != nullptr) {
+    co_await FetchByDetour(self, client, run);
+    if (AreAllDone(targets)) attempts = kAttempts;
+  }
   while (attempts < kAttempts) {
     const int64_t before = ReceivedBytes(targets);
     status = co_await client->Fetch(targets);
@@ -159,6 +170,27 @@ BulkSocket::Awaitable<void> PullJob::FetchRun(std::shared_ptr<PullJob> self, Cli
     co_await wait.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
   }
   self->FinishRun(client, run.get(), status);
+}
+
+BulkSocket::Awaitable<void> PullJob::FetchByDetour(std::shared_ptr<PullJob> self, ClientPtr client,
+                                                   std::shared_ptr<Run> run) {
+  BulkDetour* const detour = self->with_.detour;
+  if (!detour->LeadsTo(self->peer_)) co_return;
+  std::vector<BulkTarget*> targets;
+  for (Item& item : *run) targets.push_back(&item.target);
+  // Cancelled on the strand, that is after the wait has begun.
+  const auto wait = std::make_shared<asio::steady_timer>(client->strand());
+  wait->expires_at(asio::steady_timer::time_point::max());
+  const std::function<void()> done = [wait, client] {
+    asio::post(client->strand(), [wait] { wait->cancel(); });
+  };
+  detour->Fetch(self->peer_, targets, done);
+  boost::system::error_code ignored;
+  co_await wait->async_wait(asio::redirect_error(asio::use_awaitable, ignored));
+  if (self->Verify(run.get()).ok()) co_return;
+  detour->Distrust(self->peer_);
+  // What TCP brings has its own two attempts.
+  for (Item& item : *run) item.was_damaged = false;
 }
 
 bool PullJob::IsGood(Item* item) {

@@ -56,6 +56,9 @@ class PullJob : public std::enable_shared_from_this<PullJob> {
   // temporaries of lambdas twice.
   static BulkSocket::Awaitable<void> FetchRun(std::shared_ptr<PullJob> self, ClientPtr client,
                                               std::shared_ptr<Run> run);
+  // Has the detour, if there is one, bring what it can of a run.
+  static BulkSocket::Awaitable<void> FetchByDetour(std::shared_ptr<PullJob> self, ClientPtr client,
+                                                   std::shared_ptr<Run> run);
   // Compares the checksums of what has come. Damaged blocks are to be asked for once more:
   // Unavailable [BULK_DISCONNECTED]; DataLoss [BULK_BLOCK_DAMAGED], a second time.
   absl::Status Verify(Run* run);

@@ -21,6 +21,7 @@
 
 namespace certkv::kvstore {
 
+class BulkDetour;
 class BulkPool;
 class PullJob;
 
@@ -37,6 +38,7 @@ class BulkPuller {
     ComputePool* pool = nullptr;
     const Clock* clock = nullptr;
     BulkCounters* counters = nullptr;
+    BulkDetour* detour = nullptr;  // null: all comes by TCP
   };
   BulkPuller(const BulkConfig& config, Dependencies dependencies,
              boost::asio::io_context* io_context);

@@ -18,6 +18,7 @@
 #include "kernels/core/status.h"
 #include "services/common/log.h"
 #include "services/kvstore/block_payload.h"
+#include "services/kvstore/peer_session.h"
 
 namespace certkv::kvstore {
 namespace {
@@ -30,34 +31,6 @@ using boost::system::error_code;
 // Longer than kvstore.bulk_idle_time may be, so that mostly the peer ends it.
 constexpr int64_t kIdleMs = 60'000;
 constexpr std::chrono::milliseconds kAcceptRetry{100};
-
-// A reader's session of the engine, for one connection.
-class PeerSession {
- public:
-  explicit PeerSession(StoreEngine* engine) : engine_(engine) {}
-  ~PeerSession() {
-    if (id_ != SessionId{}) engine_->EndSession(id_, "its connection of the bulk plane ended");
-  }
-  PeerSession(const PeerSession&) = delete;
-  PeerSession& operator=(const PeerSession&) = delete;
-
-  absl::Status Open(const SpecDigest& spec, const std::string& tenant, const std::string& name) {
-    CERTKV_ASSIGN_OR_RETURN(const CacheId cache, engine_->FindCacheOf(spec, tenant));
-    CERTKV_ASSIGN_OR_RETURN(const AttachedSession attached,
-                            engine_->AttachWorker({.cache = cache,
-                                                   .worker_name = absl::StrCat("peer ", name),
-                                                   .role = SessionRole::kReader,
-                                                   .tenant = tenant}));
-    id_ = attached.session;
-    CERTKV_RETURN_IF_ERROR(engine_->ConnectSession(attached.fd_token).status());
-    return absl::OkStatus();
-  }
-  SessionId id() const { return id_; }
-
- private:
-  StoreEngine* const engine_;
-  SessionId id_{};
-};
 
 }  // namespace
 

@@ -169,10 +169,21 @@ ConfigSection KvStoreConfigSection(KvStoreConfig* config) {
   AddTenantFields(config, &section);
   AddSpillFields(config, &section);
   kvstore::AddBulkFields(&config->bulk, &section);
+  kvstore::AddNcclFields(&config->nccl, &section);
   section.AddString("fd_socket", &config->fd_socket, 107,
                     "path of the Unix socket that hands over the slabs' file descriptors; empty "
                     "means server.unix_socket with .fd after it");
   section.AddCheck([config] { return kvstore::CheckPools(config->pools); });
+  section.AddCheck([config] {
+    return config->bulk.has_access ? kvstore::CheckNcclPeers(config->nccl, config->bulk)
+                                   : absl::OkStatus();
+  });
+  section.AddCheck([config] {
+    if (!config->nccl.is_on() || config->device != DeviceChoice::kHost) return absl::OkStatus();
+    return MakeError(absl::StatusCode::kInvalidArgument, "CONFIG_INVALID",
+                     "kvstore.nccl moves blocks between GPUs, and kvstore.device is host; set "
+                     "device: auto or cuda, or nccl: off");
+  });
   section.AddCheck([config] {
     if (config->lease_duration_ms <= config->lease_duration_max_ms) return absl::OkStatus();
     return MakeError(

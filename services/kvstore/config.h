@@ -12,6 +12,7 @@
 #include "services/common/device_choice.h"
 #include "services/kvstore/bulk_config.h"
 #include "services/kvstore/eviction_order.h"
+#include "services/kvstore/nccl_config.h"
 #include "services/kvstore/tenant_pool.h"
 #include "services/kvstore/tenant_table.h"
 
@@ -56,6 +57,7 @@ struct KvStoreConfig {
   std::vector<kvstore::PoolConfig> pools;
   ClusterConfig cluster;  // a section of its own
   kvstore::BulkConfig bulk;
+  kvstore::NcclConfig nccl;
 };
 
 // `config` must live as long as the section is used.

@@ -49,6 +49,15 @@ constexpr MetricInfo kInfos[] = {
      "Pulls that begun and failed, and connections within them that were made anew (reconnected)"},
     {"certkv_kvstore_bulk_refused_total", MetricKind::kCounter, "",
      "Connections of other stores that were refused; the log says why"},
+    {"certkv_kvstore_nccl_links_total", MetricKind::kGauge, "",
+     "Links by NCCL to other stores and of others to this one; absent where kvstore.nccl is off"},
+    {"certkv_kvstore_nccl_links_made_total", MetricKind::kCounter, "", "Links that were made"},
+    {"certkv_kvstore_nccl_bytes_total", MetricKind::kCounter, "direction",
+     "Bytes of blocks that were sent and received by NCCL"},
+    {"certkv_kvstore_nccl_blocks_total", MetricKind::kCounter, "direction",
+     "Blocks that were sent and received by NCCL"},
+    {"certkv_kvstore_nccl_failures_total", MetricKind::kCounter, "reason",
+     "Times that NCCL was given up and TCP took over, by the reason (docs/errors.md)"},
     {"certkv_kvstore_cluster_nodes_total", MetricKind::kGauge, "",
      "Nodes of the cluster, this one included; only in a cluster"},
     {"certkv_kvstore_cluster_registered_info", MetricKind::kGauge, "",
@@ -223,6 +232,25 @@ void CollectBulkMetrics(const BulkCounters& counters, MetricSink* sink) {
   add("certkv_kvstore_bulk_pulls_total", counters.pulls_failed, "event", "failed");
   add("certkv_kvstore_bulk_pulls_total", counters.reconnects, "event", "reconnected");
   add("certkv_kvstore_bulk_refused_total", counters.peers_refused);
+}
+
+void CollectNcclMetrics(const NcclCounters& counters, MetricSink* sink) {
+  const auto add = [sink](const char* name, const std::atomic<int64_t>& count,
+                          const char* direction = "") {
+    const auto number = static_cast<double>(count.load(std::memory_order_relaxed));
+    if (*direction == 0) return sink->Add(name, number);
+    sink->Add(name, number, {{"direction", direction}});
+  };
+  add("certkv_kvstore_nccl_links_total", counters.links);
+  add("certkv_kvstore_nccl_links_made_total", counters.links_made);
+  add("certkv_kvstore_nccl_bytes_total", counters.bytes_sent, "sent");
+  add("certkv_kvstore_nccl_bytes_total", counters.bytes_received, "received");
+  add("certkv_kvstore_nccl_blocks_total", counters.blocks_sent, "sent");
+  add("certkv_kvstore_nccl_blocks_total", counters.blocks_received, "received");
+  for (const auto& [reason, count] : counters.Failures()) {
+    sink->Add("certkv_kvstore_nccl_failures_total", static_cast<double>(count),
+              {{"reason", reason}});
+  }
 }
 
 void CollectStoreMetrics(const StoreStats& stats, MetricSink* sink) {

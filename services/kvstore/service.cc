@@ -20,9 +20,12 @@
 #include "services/kvstore/device_place.h"
 #include "services/kvstore/fd_server.h"
 #include "services/kvstore/metrics.h"
+#include "services/kvstore/nccl_plane.h"
 #include "services/kvstore/periodic_job.h"
 #include "services/kvstore/scrubber.h"
 #include "services/kvstore/service_calls.h"
+#include "services/kvstore/service_links.h"
+#include "services/kvstore/service_rendezvous.h"
 #include "services/kvstore/spill_open.h"
 #include "services/kvstore/store_engine.h"
 #include "services/kvstore/ticker.h"
@@ -87,7 +90,9 @@ class KvStoreServer::Impl {
 
   ~Impl() {
     loader.reset();
+    if (nccl != nullptr) nccl->Stop();  // pulls of the bulk plane wait for it
     bulk.reset();
+    nccl.reset();
     link.reset();
     ticker->Stop();
     for (const auto& job : jobs) job->Stop();
@@ -158,6 +163,8 @@ class KvStoreServer::Impl {
   std::vector<std::shared_ptr<kvstore::PeriodicJob>> jobs;
   std::unique_ptr<kvstore::FdServer> fd_server;
   std::optional<kvstore::SpillLoader> loader;
+  std::unique_ptr<kvstore::NcclPlane> nccl;
+  std::unique_ptr<kvstore::v1::StoreLinks::CallbackService> links;
   std::unique_ptr<kvstore::BulkPlane> bulk;
   std::unique_ptr<kvstore::ClusterLink> link;  // null: this store stands alone
 };
@@ -180,7 +187,18 @@ absl::StatusOr<std::unique_ptr<KvStoreServer>> KvStoreServer::CreateOn(
       kvstore::FdServer::Create({impl->fd_socket, config.session_limit + kvstore::kSpareConnections,
                                  access == nullptr ? OwnUserOnly() : access->unix_peers()},
                                 &impl->engine, io_context));
+  kvstore::NcclPlane::Dependencies nccl;
+  nccl.engine = &impl->engine;
+  nccl.clock = clock;
+  nccl.place = device;
+  nccl.no_device = config.device_error;
+  nccl.lease_ms_max = config.lease_duration_max_ms;
+  nccl.rendezvous = kvstore::MakeGrpcRendezvous(config.bulk);
+  CERTKV_ASSIGN_OR_RETURN(impl->nccl, kvstore::NcclPlane::Create(config.nccl, std::move(nccl)));
+  impl->links = kvstore::MakeLinkCalls(
+      {impl->nccl.get(), access, [calls = impl->calls.get()] { return calls->CheckServing(); }});
   kvstore::BulkPlane::Dependencies bulk;
+  bulk.detour = impl->nccl->detour();
   bulk.engine = &impl->engine;
   bulk.pool = &impl->pool;
   bulk.access = access;
@@ -202,7 +220,9 @@ KvStoreServer::KvStoreServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)
 
 KvStoreServer::~KvStoreServer() = default;
 
-std::vector<grpc::Service*> KvStoreServer::grpc_services() { return {impl_->calls.get()}; }
+std::vector<grpc::Service*> KvStoreServer::grpc_services() {
+  return {impl_->calls.get(), impl_->links.get()};
+}
 
 void KvStoreServer::WhenReady(std::function<void()> ready) {
   if (!impl_->loader.has_value()) return ready();
@@ -216,11 +236,13 @@ absl::Span<const MetricInfo> KvStoreServer::MetricInfos() { return kvstore::Stor
 void KvStoreServer::CollectMetrics(MetricSink* sink) {
   kvstore::CollectStoreMetrics(impl_->engine.GetStats(), sink);
   kvstore::CollectBulkMetrics(impl_->bulk->counters(), sink);
+  if (impl_->nccl->is_on()) kvstore::CollectNcclMetrics(impl_->nccl->counters(), sink);
   if (impl_->link != nullptr) kvstore::CollectClusterMetrics(*impl_->link, sink);
 }
 
 void KvStoreServer::Drain() {
   impl_->calls->Drain();
+  impl_->nccl->Stop();
   impl_->bulk->Stop();
   impl_->engine.events()->CloseAll();
 }

@@ -5,6 +5,7 @@
 #include "services/common/convert.h"
 #include "services/common/identity.h"
 #include "services/kvstore/convert.h"
+#include "services/kvstore/convert_links.h"
 #include "tests/fuzz/fuzz_checks.h"
 #include "tests/support/store_harness.h"
 
@@ -108,6 +109,29 @@ void List(Store& store, const std::string& bytes) {
           .status());
 }
 
+// Between stores: what comes of a message is the same after another trip.
+void Nccl(const std::string& bytes) {
+  v1::JoinLinkRequest join;
+  v1::SendBlocksRequest send;
+  v1::SendBlocksResponse sent;
+  if (Parse(bytes, &join)) {
+    const auto offer = kvstore::NcclOfferFromProto(join);
+    CheckRefusal(offer.status());
+    if (offer.ok()) {
+      const auto again = kvstore::NcclOfferFromProto(kvstore::NcclOfferToProto(*offer));
+      CERTKV_CHECK(again.ok() && again->id == offer->id && again->spec == offer->spec,
+                   "an offer is the same");
+    }
+  }
+  if (Parse(bytes, &send)) {
+    const auto ask = kvstore::NcclAskFromProto(send);
+    CheckRefusal(ask.status());
+    CERTKV_CHECK(!ask.ok() || kvstore::NcclAskFromProto(kvstore::NcclAskToProto(*ask)).ok(),
+                 "an ask is the same");
+  }
+  if (Parse(bytes, &sent)) CheckRefusal(kvstore::SentBlocksFromProto(sent, 3).status());
+}
+
 }  // namespace
 }  // namespace certkv
 
@@ -116,7 +140,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   certkv::FuzzInput input(data, size);
   const auto kind = input.Take<uint8_t>();
   const std::string bytes = input.Rest();
-  switch (kind % 7) {
+  switch (kind % 8) {
     case 0:
       certkv::Attach(*store, bytes);
       break;
@@ -135,8 +159,11 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     case 5:
       certkv::Drop(*store, bytes);
       break;
-    default:
+    case 6:
       certkv::List(*store, bytes);
+      break;
+    default:
+      certkv::Nccl(bytes);
   }
   store->harness.engine.CheckInvariants();
   return 0;

@@ -117,8 +117,9 @@ TEST_F(NcclLibraryTest, MovesBytesOnceTheStreamHasComeSoFar) {
   ASSERT_TRUE(runtime_.CopyToDevice(second.memory, bytes.data(), kBytes, second.stream).ok());
   ASSERT_TRUE(second.communicator->Send(second.memory, kBytes, second.stream).ok());
   ASSERT_TRUE(first.communicator->Receive(first.memory, kBytes, first.stream).ok());
-  EXPECT_FALSE(*runtime_.IsDone(first.stream)) << "nobody has asked the sender's stream";
+  ASSERT_TRUE(UntilReady(&first).ok());
   ASSERT_TRUE(UntilReady(&second).ok());
+  EXPECT_FALSE(*runtime_.IsDone(first.stream)) << "nobody has asked the sender's stream";
   ASSERT_TRUE(UntilDone(&second).ok());
   ASSERT_TRUE(UntilDone(&first).ok());
   EXPECT_EQ(std::memcmp(first.memory, bytes.data(), kBytes), 0);
@@ -178,6 +179,7 @@ TEST_F(NcclLibraryTest, AbortEndsWhatAPeerThatDiedWouldHaveSent) {
   waitpid(child, &status, 0);
   ASSERT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0);
   ASSERT_TRUE(end.communicator->Receive(end.memory, kBytes, end.stream).ok());
+  EXPECT_FALSE(*end.communicator->IsReady()) << "it has just been asked";
   EXPECT_FALSE(*runtime_.IsDone(end.stream));
   absl::Status error;
   for (int i = 0; i < 2000 && error.ok(); ++i) {

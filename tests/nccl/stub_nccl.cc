@@ -82,6 +82,7 @@ struct Movement {
   bool is_send = false;
   uint8_t* memory = nullptr;
   uint64_t size_bytes = 0;
+  CUstream_st* stream = nullptr;
   std::atomic<bool> is_over{false};
   bool is_started = false;  // the stream has come so far
 
@@ -105,43 +106,26 @@ class Link : public std::enable_shared_from_this<Link> {
   }
 
   Result State() {
-    const std::lock_guard lock(mutex_);
-    if (error_ != kSuccess) return error_;
-    if (!is_connected_) return kInProgress;
-    // Once after each call it isn't through yet.
-    const bool was_busy = std::exchange(is_busy_, false);
-    return was_busy ? kInProgress : kSuccess;
-  }
-
-  Result Queue(const std::shared_ptr<Movement>& movement, CUstream_st* stream) {
-    if (certkv_sharing_queue == nullptr) return kUnhandledCudaError;
+    std::shared_ptr<Movement> movement;
     {
       const std::lock_guard lock(mutex_);
       if (error_ != kSuccess) return error_;
-      if (!is_connected_ || is_busy_) return kInvalidUsage;
-      is_busy_ = true;
-      all_.push_back(movement);
+      if (!is_connected_) return kInProgress;
+      movement = std::move(taken_);
     }
-    struct Argument {
-      std::weak_ptr<Link> link;
-      std::shared_ptr<Movement> movement;
-    };
-    certkv_sharing_queue(
-        stream,
-        [](void* pointer) {
-          auto* const argument = static_cast<Argument*>(pointer);
-          Movement& movement = *argument->movement;
-          if (movement.is_over) return kDone;
-          const std::shared_ptr<Link> link = argument->link.lock();
-          if (link != nullptr && !std::exchange(movement.is_started, true)) {
-            const std::lock_guard lock(link->mutex_);
-            link->started_.push_back(argument->movement);
-            link->changed_.notify_all();
-          }
-          return kNotReady;
-        },
-        [](void* pointer) { delete static_cast<Argument*>(pointer); },
-        new Argument{weak_from_this(), movement});
+    if (movement == nullptr) return kSuccess;
+    // Once after each call it isn't through yet, and only now is anything on the stream.
+    Launch(std::move(movement));
+    return kInProgress;
+  }
+
+  Result Queue(const std::shared_ptr<Movement>& movement) {
+    if (certkv_sharing_queue == nullptr) return kUnhandledCudaError;
+    const std::lock_guard lock(mutex_);
+    if (error_ != kSuccess) return error_;
+    if (!is_connected_ || taken_ != nullptr) return kInvalidUsage;
+    taken_ = movement;
+    all_.push_back(movement);
     return kInProgress;
   }
 
@@ -160,6 +144,30 @@ class Link : public std::enable_shared_from_this<Link> {
   }
 
  private:
+  void Launch(std::shared_ptr<Movement> movement) {
+    struct Argument {
+      std::weak_ptr<Link> link;
+      std::shared_ptr<Movement> movement;
+    };
+    CUstream_st* const stream = movement->stream;
+    certkv_sharing_queue(
+        stream,
+        [](void* pointer) {
+          auto* const argument = static_cast<Argument*>(pointer);
+          Movement& moved = *argument->movement;
+          if (moved.is_over) return kDone;
+          const std::shared_ptr<Link> link = argument->link.lock();
+          if (link != nullptr && !std::exchange(moved.is_started, true)) {
+            const std::lock_guard lock(link->mutex_);
+            link->started_.push_back(argument->movement);
+            link->changed_.notify_all();
+          }
+          return kNotReady;
+        },
+        [](void* pointer) { delete static_cast<Argument*>(pointer); },
+        new Argument{weak_from_this(), std::move(movement)});
+  }
+
   bool IsAborted() {
     const std::lock_guard lock(mutex_);
     return is_aborted_;
@@ -269,7 +277,7 @@ class Link : public std::enable_shared_from_this<Link> {
   int fd_ = -1;
   Result error_ = kSuccess;
   bool is_connected_ = false;
-  bool is_busy_ = false;
+  std::shared_ptr<Movement> taken_;  // and not on its stream yet
   bool is_aborted_ = false;
 };
 
@@ -283,12 +291,13 @@ Result Move(bool is_send, void* memory, size_t count, DataType type, int peer, C
   movement->is_send = is_send;
   movement->memory = static_cast<uint8_t*>(memory);
   movement->size_bytes = count;
+  movement->stream = stream;
   const int64_t now =
       bytes_now.fetch_add(static_cast<int64_t>(count)) + static_cast<int64_t>(count);
   int64_t peak = bytes_peak.load();
   while (now > peak && !bytes_peak.compare_exchange_weak(peak, now)) {
   }
-  return Of(comm)->Queue(movement, stream);
+  return Of(comm)->Queue(movement);
 }
 
 }  // namespace

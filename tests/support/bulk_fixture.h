@@ -47,7 +47,8 @@ class BulkPlaneTest : public testing::Test {
     return config;
   }
   static std::unique_ptr<BulkPlane> MakePlane(StoreHarness* store, const BulkConfig& config,
-                                              const AccessControl* access = nullptr) {
+                                              const AccessControl* access = nullptr,
+                                              BulkDetour* detour = nullptr) {
     BulkPlane::Dependencies with;
     with.engine = &store->engine;
     with.pool = &store->pool;
@@ -55,6 +56,7 @@ class BulkPlaneTest : public testing::Test {
     with.clock = RealClock();
     with.lease_ms_max = 3'600'000;
     with.check_serving = [] { return absl::OkStatus(); };
+    with.detour = detour;
     auto plane = BulkPlane::Create(config, with);
     EXPECT_TRUE(plane.ok()) << plane.status();
     return *std::move(plane);
@@ -68,10 +70,10 @@ class BulkPlaneTest : public testing::Test {
     proxy_ = std::make_unique<TcpProxy>(server_->port());
     StartTarget(config, proxy_->address());
   }
-  void StartTarget(BulkConfig config, const std::string& peer) {
+  void StartTarget(BulkConfig config, const std::string& peer, BulkDetour* detour = nullptr) {
     peer_ = peer;
     config.peers = peer;
-    client_ = MakePlane(&target_, config);
+    client_ = MakePlane(&target_, config, nullptr, detour);
   }
 
   PullRequest Request(int32_t chain, int32_t count, PullOrder order = PullOrder::kWhole) const {

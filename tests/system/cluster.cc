@@ -18,6 +18,15 @@
 #include "tests/support/file_content.h"
 
 namespace certkv {
+namespace {
+
+// Renamed into its place, so that nobody reads half of it.
+void WriteAtOnce(const std::string& path, const std::string& text) {
+  std::ofstream(path + ".new") << text;
+  std::filesystem::rename(path + ".new", path);
+}
+
+}  // namespace
 
 const char* ClusterShapeName(ClusterShape shape) {
   return shape == ClusterShape::kAllInOne ? "AllInOne" : "ThreeProcesses";
@@ -58,6 +67,8 @@ absl::Status Cluster::StartServer(Server& server) {
   if (server.on_device) {
     environment.push_back(
         absl::StrCat(kDeviceFailures, "=", directory_, "/", server.program, ".failures"));
+    environment.push_back("CERTKV_DEVICES=2");
+    environment.push_back(absl::StrCat("CERTKV_STUB_NCCL=", directory_, "/nccl.failures"));
   }
   const std::string config = absl::StrCat(directory_, "/", server.program, ".yaml");
   if (std::filesystem::exists(config)) {
@@ -121,10 +132,11 @@ std::string Cluster::ConfigPath(ClusterService service) {
 }
 
 void Cluster::SetDeviceFailures(ClusterService service, const std::string& failures) {
-  // Renamed into its place, so that nobody reads half of it.
-  const std::string path = absl::StrCat(directory_, "/", Of(service).program, ".failures");
-  std::ofstream(path + ".new") << failures;
-  std::filesystem::rename(path + ".new", path);
+  WriteAtOnce(absl::StrCat(directory_, "/", Of(service).program, ".failures"), failures);
+}
+
+void Cluster::SetNcclFailures(const std::string& failures) {
+  WriteAtOnce(absl::StrCat(directory_, "/nccl.failures"), failures);
 }
 
 client::Options Cluster::options() const {

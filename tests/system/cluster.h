@@ -58,6 +58,8 @@ class Cluster {
   // From now on the GPU of the process that runs `service` fails so (injected_failures.h). Only
   // with ClusterAccess::on_device.
   void SetDeviceFailures(ClusterService service, const std::string& failures);
+  // The same for NCCL of the store (tests/nccl/stub_nccl.cc).
+  void SetNcclFailures(const std::string& failures);
   // SIGTERM to all; errors when one doesn't drain to exit status 0.
   absl::Status Stop();
   // What the servers wrote to their logs.

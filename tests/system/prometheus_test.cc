@@ -38,13 +38,15 @@ constexpr char kTraceparent[] = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba
 
 // What has no value in a store without a disk tier, a GPU or other nodes, whose reads all succeed.
 const std::set<std::string> kAbsent = {
-    "certkv_certifier_device_passes_total",  "certkv_certifier_errors_total",
-    "certkv_kvstore_cluster_blocks_total",   "certkv_kvstore_cluster_lookups_total",
-    "certkv_kvstore_cluster_nodes_total",    "certkv_kvstore_cluster_registered_info",
-    "certkv_kvstore_cluster_watching_info",  "certkv_kvstore_disk_blocks_total",
-    "certkv_kvstore_disk_open_info",         "certkv_kvstore_disk_opening_blocks",
-    "certkv_kvstore_disk_opening_bytes",     "certkv_kvstore_tenant_disk_bytes",
-    "certkv_kvstore_tenant_disk_limit_bytes"};
+    "certkv_certifier_device_passes_total",   "certkv_certifier_errors_total",
+    "certkv_kvstore_cluster_blocks_total",    "certkv_kvstore_cluster_lookups_total",
+    "certkv_kvstore_cluster_nodes_total",     "certkv_kvstore_cluster_registered_info",
+    "certkv_kvstore_cluster_watching_info",   "certkv_kvstore_disk_blocks_total",
+    "certkv_kvstore_disk_open_info",          "certkv_kvstore_disk_opening_blocks",
+    "certkv_kvstore_disk_opening_bytes",      "certkv_kvstore_tenant_disk_bytes",
+    "certkv_kvstore_tenant_disk_limit_bytes", "certkv_kvstore_nccl_blocks_total",
+    "certkv_kvstore_nccl_bytes_total",        "certkv_kvstore_nccl_failures_total",
+    "certkv_kvstore_nccl_links_made_total",   "certkv_kvstore_nccl_links_total"};
 
 std::set<std::string> MetricNamesIn(const std::string& text) {
   const std::string prefix = "certkv_";

@@ -26,7 +26,7 @@ const std::set<std::string> kNotReasons = {
     "CERTKV_ANY_VERSION",  "NOT_FOUND",          "DATA_LOSS",         "PERMISSION_DENIED",
     "FAILED_PRECONDITION", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED", "FORCED_EXACT",
     "LEDGER_LOST",         "CERTKV_PYTHON",      "CERTKV_SGLANG",     "ALREADY_EXISTS",
-    "OUT_OF_RANGE",
+    "OUT_OF_RANGE",        "CERTKV_DEVICES",
 };
 
 // Every match of `pattern`'s first group.

@@ -13,6 +13,9 @@
 
 namespace certkv::cuda_sharing {
 
+// The variable of the environment that says how many devices there are, at most 9; without it: one.
+inline constexpr char kDeviceCount[] = "CERTKV_DEVICES";
+
 using cudaStream_t = struct Stream*;
 using cudaEvent_t = struct Event*;
 

@@ -1,27 +1,38 @@
-// The device of the shared runtime: there is one, and it is these CPU threads.
+// The devices of the shared runtime: there is one, or as many as the environment says, and they are
+// these CPU threads.
+#include <cstdlib>
 #include <cstring>
 
 #include "kernels/cuda/on_cpu/sharing/injected_failures.h"
 
 namespace certkv::cuda_sharing {
+namespace {
+
+int DeviceCount() {
+  const char* const count = std::getenv(kDeviceCount);
+  return count == nullptr ? 1 : std::atoi(count);
+}
+
+}  // namespace
 
 cudaError_t cudaGetDeviceCount(int* count) {
   *count = 0;
   if (const auto injected = InjectedFailureOf("cudaGetDeviceCount")) return injected;
-  *count = 1;
+  *count = DeviceCount();
   return cudaSuccess;
 }
 
 cudaError_t cudaSetDevice(int device) {
   if (const auto injected = InjectedFailureOf("cudaSetDevice")) return injected;
-  return device == 0 ? cudaSuccess : cudaErrorInvalidDevice;
+  return device < DeviceCount() ? cudaSuccess : cudaErrorInvalidDevice;
 }
 
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
-  if (device != 0) return cudaErrorInvalidDevice;
+  if (device >= DeviceCount()) return cudaErrorInvalidDevice;
   *properties = {};
   std::strcpy(properties->name, "CPU threads");
   std::memcpy(properties->uuid.bytes, "certkv-on-cpu-01", sizeof(properties->uuid.bytes));
+  properties->uuid.bytes[15] = static_cast<char>('1' + device);
   properties->totalGlobalMem = size_t{1} << 33;
   return cudaSuccess;
 }

@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <stdlib.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -233,6 +234,18 @@ TEST_F(DeviceRuntimeTest, SaysWhatFailed) {
   runtime_.DestroyEvent(event);
   runtime_.DestroyStream(stream);
   runtime_.Free(memory);
+}
+
+TEST_F(DeviceRuntimeTest, DevicesAreAsManyAsTheEnvironmentSays) {
+  ASSERT_EQ(runtime_.Devices()->size(), 1u);
+  setenv(cuda_sharing::kDeviceCount, "2", 1);
+  const auto devices = runtime_.Devices();
+  EXPECT_TRUE(runtime_.Use(1).ok());
+  unsetenv(cuda_sharing::kDeviceCount);
+  ASSERT_EQ(devices->size(), 2u);
+  EXPECT_EQ(devices->back().device, 1);
+  EXPECT_NE(devices->front().uuid, devices->back().uuid);
+  EXPECT_FALSE(runtime_.Use(1).ok());
 }
 
 TEST_F(DeviceRuntimeTest, FailureIsOverWhenItIsTakenBack) {
