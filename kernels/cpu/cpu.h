@@ -12,6 +12,7 @@
 #include "kernels/ops/attend_progressive.h"
 #include "kernels/ops/backend.h"
 #include "kernels/ops/finish_certificate.h"
+#include "kernels/ops/paged_rows.h"
 #include "kernels/ops/quantize_tile.h"
 
 namespace certkv::cpu {
@@ -38,6 +39,8 @@ void AttendProgressive(CpuIsa isa, const ProgressiveArgs& args, const Progressiv
 // as far as it can; -1 when the numbers are beyond floats and the reference has to be asked.
 // Doesn't allocate once `workspace` has seen a read of that size.
 double BoundTv(CpuIsa isa, const FinishArgs& args, FinishWorkspace* workspace);
+
+void CopyPagedRows(const PagedRows& rows);
 
 }  // namespace certkv::cpu
 

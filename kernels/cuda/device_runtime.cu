@@ -146,6 +146,13 @@ void CudaDeviceRuntime::ReleaseMemory(void* address) {
   if (Drop(&allocations_, address)) cudaFree(address);
 }
 
+absl::StatusOr<int32_t> CudaDeviceRuntime::DeviceOf(const void* address) {
+  cudaPointerAttributes attributes{};
+  CERTKV_RETURN_IF_ERROR(
+      StatusOf(cudaPointerGetAttributes(&attributes, address), "asking whose memory it is"));
+  return attributes.type == cudaMemoryTypeDevice ? attributes.device : -1;
+}
+
 absl::StatusOr<CUstream_st*> CudaDeviceRuntime::CreateStream(int32_t device) {
   CERTKV_RETURN_IF_ERROR(Use(device));
   cudaStream_t stream = nullptr;

@@ -27,6 +27,7 @@ class CudaDeviceRuntime final : public DeviceRuntime {
   absl::StatusOr<DeviceHandle> ExportMemory(void* address) override;
   absl::StatusOr<void*> ImportMemory(int32_t device, const DeviceHandle& handle) override;
   void ReleaseMemory(void* address) override;
+  absl::StatusOr<int32_t> DeviceOf(const void* address) override;
   absl::StatusOr<CUstream_st*> CreateStream(int32_t device) override;
   void DestroyStream(CUstream_st* stream) override;
   absl::Status CopyToDevice(void* to, const void* from, int64_t size_bytes,

@@ -7,6 +7,7 @@
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/device_memory.h"
 #include "kernels/cuda/finish.h"
+#include "kernels/cuda/paged_rows.h"
 #include "kernels/cuda/progressive.h"
 #include "kernels/cuda/seal.h"
 
@@ -132,7 +133,8 @@ absl::Status CheckDevice() {
 }
 
 const DeviceOps& HostMemoryOps() {
-  static constexpr DeviceOps kOps{&Attend, &AttendProgressive, &QuantizeTile, &Finish};
+  static constexpr DeviceOps kOps{&Attend, &AttendProgressive, &QuantizeTile, &Finish,
+                                  &CopyPagedRows};
   return kOps;
 }
 

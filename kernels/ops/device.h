@@ -9,9 +9,11 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 #include "kernels/ops/attend.h"
 #include "kernels/ops/attend_progressive.h"
 #include "kernels/ops/finish_certificate.h"
+#include "kernels/ops/paged_rows.h"
 #include "kernels/ops/quantize_tile.h"
 
 namespace certkv {
@@ -24,6 +26,8 @@ struct DeviceOps {
   // Without the header's checksums, which kernels/ops writes.
   absl::Status (*quantize_tile)(const QuantizeTileArgs& args);
   absl::Status (*finish_certificate)(const FinishArgs& args, Certificate* certificate);
+  // CopyPagedRowsOnDevice: `base` and `out` are the device's addresses.
+  absl::Status (*copy_paged_rows)(absl::Span<const PagedRows> rows);
 };
 
 // From now on Backend::kCuda runs these; null: none. Not to be called while an operation runs.

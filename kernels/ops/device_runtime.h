@@ -51,6 +51,9 @@ class DeviceRuntime {
   virtual absl::StatusOr<void*> ImportMemory(int32_t device, const DeviceHandle& handle) = 0;
   virtual void ReleaseMemory(void* address) = 0;
 
+  // The device that an address is memory of, of this process or imported; -1: of none.
+  virtual absl::StatusOr<int32_t> DeviceOf(const void* address) = 0;
+
   // Streams are independent of each other and of the default stream.
   virtual absl::StatusOr<CUstream_st*> CreateStream(int32_t device) = 0;
   virtual void DestroyStream(CUstream_st* stream) = 0;

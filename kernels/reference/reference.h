@@ -12,6 +12,7 @@
 #include "kernels/ops/attend.h"
 #include "kernels/ops/attend_progressive.h"
 #include "kernels/ops/finish_certificate.h"
+#include "kernels/ops/paged_rows.h"
 #include "kernels/ops/quantize_tile.h"
 
 namespace certkv::reference {
@@ -46,6 +47,9 @@ bool MassesAreKnown(const FinishArgs& args);
 // output_error_bound is +infinity where the masses are not known.
 void CompleteCertificate(const FinishArgs& args, bool masses_known, double skipped_share, double tv,
                          Certificate* certificate);
+
+// Definition of kernels/ops/paged_rows.h.
+void CopyPagedRows(const PagedRows& rows);
 
 }  // namespace certkv::reference
 

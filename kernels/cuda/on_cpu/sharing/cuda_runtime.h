@@ -39,6 +39,11 @@ struct cudaDeviceProp {
   } uuid;
   size_t totalGlobalMem;
 };
+enum cudaMemoryType : int { cudaMemoryTypeUnregistered = 0, cudaMemoryTypeDevice = 2 };
+struct cudaPointerAttributes {
+  cudaMemoryType type;
+  int device;
+};
 struct cudaIpcMemHandle_t {
   char reserved[64];
 };
@@ -66,6 +71,7 @@ cudaError_t cudaFree(void* address);
 cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t* handle, void* address);
 cudaError_t cudaIpcOpenMemHandle(void** address, cudaIpcMemHandle_t handle, unsigned int flags);
 cudaError_t cudaIpcCloseMemHandle(void* address);
+cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* address);
 cudaError_t cudaHostRegister(void* address, size_t size_bytes, unsigned int flags);
 cudaError_t cudaHostUnregister(void* address);
 

@@ -76,6 +76,21 @@ cudaError_t cudaIpcCloseMemHandle(void* address) {
   return cudaSuccess;
 }
 
+cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* address) {
+  *attributes = {cudaMemoryTypeUnregistered, -1};
+  if (const auto injected = InjectedFailureOf("cudaPointerGetAttributes")) return injected;
+  const std::lock_guard lock(mutex);
+  for (const auto* objects : {&Allocations(), &Imports()}) {
+    for (const auto& [begin, object] : *objects) {
+      const auto offset = static_cast<const uint8_t*>(address) - static_cast<uint8_t*>(begin);
+      if (offset >= 0 && static_cast<size_t>(offset) < object.size_bytes) {
+        *attributes = {cudaMemoryTypeDevice, 0};
+      }
+    }
+  }
+  return cudaSuccess;
+}
+
 // Locks nothing, so that tests need no limit raised; checks what CUDA would.
 cudaError_t cudaHostRegister(void* address, size_t size_bytes, unsigned int) {
   if (const auto injected = InjectedFailureOf("cudaHostRegister")) return injected;
