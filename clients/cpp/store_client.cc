@@ -126,7 +126,7 @@ absl::StatusOr<LeasedBlocks> StoreClient::PullBlocks(SessionId session, const st
 }
 
 absl::StatusOr<std::vector<int32_t>> StoreClient::ReserveBlocks(SessionId session,
-                                                                int32_t block_count) {
+                                                                int32_t block_count, bool waits) {
   v1::ReserveBlocksRequest request;
   request.set_session_id(static_cast<int64_t>(session));
   request.set_block_count(block_count);
@@ -137,7 +137,7 @@ absl::StatusOr<std::vector<int32_t>> StoreClient::ReserveBlocks(SessionId sessio
         SetTraceparent(options_.traceparent, &context);
         return stub_->ReserveBlocks(&context, request, &response);
       },
-      options_.pressure_wait_ms));
+      waits ? options_.pressure_wait_ms : 0));
   return std::vector<int32_t>(response.staging_slots().begin(), response.staging_slots().end());
 }
 

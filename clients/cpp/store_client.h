@@ -62,7 +62,9 @@ class StoreClient {
   // Has the store fetch what it lacks of the chain from another one, then as LookupAndLease.
   absl::StatusOr<LeasedBlocks> PullBlocks(SessionId session, const std::string& peer,
                                           absl::Span<const BlockKey> keys, PullOrder order);
-  absl::StatusOr<std::vector<int32_t>> ReserveBlocks(SessionId session, int32_t block_count);
+  // `waits`: for room, as the options say.
+  absl::StatusOr<std::vector<int32_t>> ReserveBlocks(SessionId session, int32_t block_count,
+                                                     bool waits = true);
   // The staging slots are free afterwards, whatever the outcome; while the store has no room they
   // are kept and the call is made again.
   absl::StatusOr<LeasedBlocks> SealBlocks(SessionId session, absl::Span<const SealItem> items);

@@ -6,12 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/mutex.h"
-#include "clients/cpp/certifier_link.h"
-#include "clients/cpp/lease_keeper.h"
-#include "clients/cpp/store_client.h"
-#include "kernels/core/check.h"
-#include "kernels/core/fd_protocol.h"
+#include "clients/cpp/worker_impl.h"
 #include "kernels/core/limits.h"
 #include "kernels/core/status.h"
 
@@ -19,11 +14,6 @@ namespace certkv::client {
 namespace {
 
 constexpr int64_t kFdReplyTimeoutMs = 10000;
-constexpr int32_t kSealBatchBlocks = 32;  // blocks written and sealed per call
-
-absl::Status SequenceInvalid(absl::string_view message) {
-  return MakeError(absl::StatusCode::kInvalidArgument, "SEQUENCE_INVALID", message);
-}
 
 // Sends the session's token and takes over the three descriptors of a WORKER.
 absl::StatusOr<std::vector<UniqueFd>> FetchSlabs(int socket, const AttachedSession& session) {
@@ -58,53 +48,9 @@ absl::StatusOr<std::vector<UniqueFd>> FetchSlabs(int socket, const AttachedSessi
 
 }  // namespace
 
-struct Worker::Impl {
-  Impl(const Options& resolved, const CacheSpec& cache_spec, const RegisteredCache& cache,
-       const AttachedSession& attached, std::unique_ptr<StoreClient> client)
-      : options(resolved),
-        spec(cache_spec),
-        digest(cache.digest),
-        tenant_salt(cache.tenant_salt),
-        session(attached),
-        store(std::move(client)),
-        certifier_balancer(MakeCertifierBalancer(options)),
-        device_layout(spec, SlabKind::kDevice, cache.device_slot_count),
-        backing_layout(spec, SlabKind::kBacking, cache.backing_slot_count),
-        staging_layout(spec, SlabKind::kStaging, attached.staging_slot_count),
-        keeper(options.lease_duration_ms,
-               [this](LeaseId lease) { return store->RenewLease(session.session, lease); }) {}
-
-  // Keys that name no salt get the tenant's.
-  BlockKeyContext Salted(BlockKeyContext context) const {
-    if (context.tenant_salt.empty()) context.tenant_salt = tenant_salt;
-    return context;
-  }
-  absl::Status MapSlabs();
-  absl::Status CheckInputs(absl::Span<const int32_t> token_ids, absl::Span<const LayerKv> layers,
-                           const BlockKeyContext& key_context) const;
-  // Copies tokens [first, first + count) of `layers` into rows [row, row + count) of a slot.
-  void WriteStaging(int32_t slot, int64_t first, int32_t count, int32_t row,
-                    absl::Span<const LayerKv> layers);
-
-  // Copies one token of one layer into a row of a slot.
-  void WriteRow(int32_t slot, int32_t layer, int32_t row, const LayerKv& kv, int64_t token);
-
-  const Options options;
-  const CacheSpec spec;
-  const SpecDigest digest;
-  const std::string tenant_salt;
-  const AttachedSession session;
-  const std::unique_ptr<StoreClient> store;
-  const std::shared_ptr<grpc::Channel> certifier_balancer;
-  SlabLayout device_layout;
-  const SlabLayout backing_layout;
-  const SlabLayout staging_layout;
-  UniqueFd socket;  // the session lives while it is open
-  Mapping device;
-  Mapping backing;
-  Mapping staging;
-  LeaseKeeper keeper;  // last: its thread ends before the rest goes
-};
+absl::Status SequenceInvalid(absl::string_view message) {
+  return MakeError(absl::StatusCode::kInvalidArgument, "SEQUENCE_INVALID", message);
+}
 
 absl::Status Worker::Impl::MapSlabs() {
   CERTKV_ASSIGN_OR_RETURN(socket, ConnectUnixSocket(session.fd_socket));
@@ -118,16 +64,17 @@ absl::Status Worker::Impl::MapSlabs() {
   return staging_layout.CheckHeader(staging.data(), staging.size_bytes());
 }
 
+absl::Status Worker::Impl::CheckLayers(absl::Span<const LayerKv> layers) const {
+  if (layers.size() == spec.layers.size()) return absl::OkStatus();
+  return SequenceInvalid(absl::StrCat("sequence has keys and values of ", layers.size(),
+                                      " layers, the cache has ", spec.layers.size()));
+}
+
 absl::Status Worker::Impl::CheckInputs(absl::Span<const int32_t> token_ids,
-                                       absl::Span<const LayerKv> layers,
                                        const BlockKeyContext& key_context) const {
   if (token_ids.empty() || token_ids.size() > static_cast<size_t>(kSequenceTokensMax)) {
     return SequenceInvalid(absl::StrCat("sequence has ", token_ids.size(),
                                         " tokens, must have 1 to ", kSequenceTokensMax));
-  }
-  if (layers.size() != spec.layers.size()) {
-    return SequenceInvalid(absl::StrCat("sequence has keys and values of ", layers.size(),
-                                        " layers, the cache has ", spec.layers.size()));
   }
   if (key_context.spec_digest != digest) {
     return SequenceInvalid("key_context.spec_digest is not this cache's; use DefaultKeyContext");
@@ -166,6 +113,8 @@ Worker::Worker(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Worker::~Worker() {
   // Best effort: the store also ends the session when the descriptor socket closes.
   impl_->store->DetachWorker(impl_->session.session).IgnoreError();
+  const absl::MutexLock lock(&impl_->pin_mutex);
+  if (impl_->pinned_by != nullptr) impl_->pinned_by->UnpinHost(impl_->staging.data());
 }
 
 absl::StatusOr<std::unique_ptr<Worker>> Worker::Attach(const Options& options,
@@ -208,15 +157,6 @@ absl::Status Worker::AddSealed(Sequence& sequence, absl::Span<const BlockKey> ke
   sequence.lease_block_counts_.push_back(static_cast<int32_t>(sealed->blocks.size()));
   for (const BlockHandle& block : sealed->blocks) sequence.blocks_.push_back(block);
   sequence.shared_block_count_ += sealed->shared_count;
-  return absl::OkStatus();
-}
-
-absl::Status Worker::PutTail(Sequence& sequence, int64_t first_token, int32_t token_count,
-                             absl::Span<const LayerKv> layers) {
-  CERTKV_ASSIGN_OR_RETURN(std::vector<int32_t> slots,
-                          impl_->store->ReserveBlocks(impl_->session.session, 1));
-  impl_->WriteStaging(slots[0], first_token, token_count, 0, layers);
-  sequence.tail_ = TailRef{impl_->session.staging_id, slots[0], token_count};
   return absl::OkStatus();
 }
 
@@ -264,10 +204,34 @@ absl::StatusOr<std::unique_ptr<Sequence>> Worker::Pull(const std::string& peer,
   });
 }
 
+absl::StatusOr<std::vector<int32_t>> Worker::Impl::FillSlots(std::vector<SlotRows> rows,
+                                                             const SlotWriter& write, bool waits) {
+  CERTKV_ASSIGN_OR_RETURN(
+      std::vector<int32_t> slots,
+      store->ReserveBlocks(session.session, static_cast<int32_t>(rows.size()), waits));
+  for (size_t i = 0; i < rows.size(); ++i) rows[i].slot = slots[i];
+  const absl::Status written = write(rows);
+  if (written.ok()) return slots;
+  store->AbortBlocks(session.session, slots).IgnoreError();
+  return written;
+}
+
 absl::StatusOr<std::unique_ptr<Sequence>> Worker::PutSequence(absl::Span<const int32_t> token_ids,
                                                               absl::Span<const LayerKv> layers,
                                                               const BlockKeyContext& key_context) {
-  CERTKV_RETURN_IF_ERROR(impl_->CheckInputs(token_ids, layers, key_context));
+  CERTKV_RETURN_IF_ERROR(impl_->CheckLayers(layers));
+  return Put(token_ids, key_context, [&](absl::Span<const SlotRows> rows) {
+    for (const SlotRows& slot : rows) {
+      impl_->WriteStaging(slot.slot, slot.first_token, slot.token_count, 0, layers);
+    }
+    return absl::OkStatus();
+  });
+}
+
+absl::StatusOr<std::unique_ptr<Sequence>> Worker::Put(absl::Span<const int32_t> token_ids,
+                                                      const BlockKeyContext& key_context,
+                                                      const SlotWriter& write) {
+  CERTKV_RETURN_IF_ERROR(impl_->CheckInputs(token_ids, key_context));
   const int32_t block_tokens = impl_->spec.block_tokens;
   const std::vector<BlockKey> keys =
       ComputeBlockKeys(impl_->Salted(key_context), token_ids, block_tokens);
@@ -277,57 +241,30 @@ absl::StatusOr<std::unique_ptr<Sequence>> Worker::PutSequence(absl::Span<const i
   const int64_t batch_max = std::clamp(impl_->staging_layout.slot_count() - 1, 1, kSealBatchBlocks);
   for (auto done = static_cast<int64_t>(sequence->blocks_.size()); done < block_count;
        done = static_cast<int64_t>(sequence->blocks_.size())) {
-    const auto batch = static_cast<int32_t>(std::min(block_count - done, batch_max));
-    CERTKV_ASSIGN_OR_RETURN(std::vector<int32_t> slots,
-                            impl_->store->ReserveBlocks(impl_->session.session, batch));
-    for (int32_t i = 0; i < batch; ++i) {
-      impl_->WriteStaging(slots[i], (done + i) * block_tokens, block_tokens, 0, layers);
+    std::vector<SlotRows> rows;
+    for (int64_t block = done; block < std::min(block_count, done + batch_max); ++block) {
+      rows.push_back({.first_token = block * block_tokens, .token_count = block_tokens});
     }
+    CERTKV_ASSIGN_OR_RETURN(const std::vector<int32_t> slots, impl_->FillSlots(rows, write));
     CERTKV_RETURN_IF_ERROR(AddSealed(*sequence, keys, done, slots));
   }
   sequence->token_count_ = static_cast<int64_t>(token_ids.size());
   const int64_t tail_first = block_count * block_tokens;
   const auto tail_count = static_cast<int32_t>(sequence->token_count_ - tail_first);
   if (tail_count > 0) {
-    CERTKV_RETURN_IF_ERROR(PutTail(*sequence, tail_first, tail_count, layers));
+    CERTKV_ASSIGN_OR_RETURN(
+        const std::vector<int32_t> slots,
+        impl_->FillSlots({{.first_token = tail_first, .token_count = tail_count}}, write));
+    sequence->tail_ = TailRef{impl_->session.staging_id, slots[0], tail_count};
   }
   return sequence;
-}
-
-absl::Status Worker::AppendBlocks(Sequence& sequence, absl::Span<const BlockKey> keys,
-                                  absl::Span<const uint16_t* const> originals) {
-  if (sequence.tail_.staging_slot >= 0 || keys.size() != originals.size()) {
-    return SequenceInvalid(absl::StrCat("AppendBlocks got ", keys.size(), " keys and ",
-                                        originals.size(), " blocks for a sequence with ",
-                                        sequence.tail_.token_count,
-                                        " tokens after its last whole block; one key for each "
-                                        "block, and a sequence without a tail"));
-  }
-  std::vector<BlockKey> chain;
-  for (const BlockHandle& block : sequence.blocks_) chain.push_back(block.key);
-  chain.insert(chain.end(), keys.begin(), keys.end());
-  const size_t batch_max = std::clamp(impl_->staging_layout.slot_count(), 1, kSealBatchBlocks);
-  for (size_t done = 0; done < keys.size();) {
-    const size_t batch = std::min(keys.size() - done, batch_max);
-    CERTKV_ASSIGN_OR_RETURN(
-        std::vector<int32_t> slots,
-        impl_->store->ReserveBlocks(impl_->session.session, static_cast<int32_t>(batch)));
-    for (size_t i = 0; i < batch; ++i) {
-      std::memcpy(impl_->staging.data() + impl_->staging_layout.key_offset(slots[i], 0, 0),
-                  originals[done + i], impl_->staging_layout.slot_bytes());
-    }
-    CERTKV_RETURN_IF_ERROR(
-        AddSealed(sequence, chain, static_cast<int64_t>(sequence.blocks_.size()), slots));
-    done += batch;
-    sequence.token_count_ += static_cast<int64_t>(batch) * impl_->spec.block_tokens;
-  }
-  return absl::OkStatus();
 }
 
 absl::Status Worker::AppendToken(Sequence& sequence, absl::Span<const int32_t> token_ids,
                                  absl::Span<const LayerKv> layers,
                                  const BlockKeyContext& key_context) {
-  CERTKV_RETURN_IF_ERROR(impl_->CheckInputs(token_ids, layers, key_context));
+  CERTKV_RETURN_IF_ERROR(impl_->CheckInputs(token_ids, key_context));
+  CERTKV_RETURN_IF_ERROR(impl_->CheckLayers(layers));
   if (static_cast<int64_t>(token_ids.size()) != sequence.token_count_ + 1) {
     return SequenceInvalid(absl::StrCat("AppendToken got ", token_ids.size(),
                                         " token ids for a sequence of ", sequence.token_count_,

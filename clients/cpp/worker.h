@@ -15,10 +15,12 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "clients/cpp/options.h"
 #include "clients/cpp/pull_order.h"
@@ -41,6 +43,13 @@ struct LayerKv {
   const uint16_t* values;  // [token_count][kv_head_count][d_v]
 };
 
+// Tokens of a sequence for one staging slot, from its first row on.
+struct SlotRows {
+  int32_t slot = -1;
+  int64_t first_token = 0;
+  int32_t token_count = 0;
+};
+
 // The tail: tokens after the last whole block, in an unsealed staging slot.
 struct TailRef {
   int64_t staging_id = 0;
@@ -48,8 +57,30 @@ struct TailRef {
   int32_t token_count = 0;
 };
 
+class PagedCache;  // paged_cache.h
 class Worker;
 struct LeasedBlocks;  // store_client.h
+
+// Whole blocks that were copied into staging slots and aren't sealed. Gives its slots back when it
+// is destroyed. The Worker must outlive it. Belongs to one thread at a time.
+class StagedBlocks {
+ public:
+  StagedBlocks(StagedBlocks&& other) noexcept;
+  StagedBlocks& operator=(StagedBlocks&& other) noexcept;
+  ~StagedBlocks();
+
+  int32_t block_count() const { return static_cast<int32_t>(slots_.size()); }
+  // Gives back the slots of the first `count` blocks, or of all.
+  void DropFirst(int32_t count);
+
+ private:
+  friend class Worker;
+  StagedBlocks(Worker* worker, std::vector<int32_t> slots)
+      : worker_(worker), slots_(std::move(slots)) {}
+
+  Worker* worker_;
+  std::vector<int32_t> slots_;
+};
 
 // A sequence in the store: leased blocks and a tail. Movable only through unique_ptr. Releases its
 // lease and its tail's slot when destroyed. The Worker must outlive it.
@@ -126,6 +157,33 @@ class Worker {
   absl::Status AppendBlocks(Sequence& sequence, absl::Span<const BlockKey> keys,
                             absl::Span<const uint16_t* const> originals);
 
+  // PutSequence with the rows where an engine keeps them: token i of the sequence is in page
+  // pages[i / page_tokens] of `cache`. Blocks that the store has aren't read, the others and the
+  // tail are moved from the pages into staging slots, once.
+  // Errors: InvalidArgument [BLOCK_TABLE_INVALID]; InvalidArgument [PAGED_CACHE_INVALID], `cache`
+  //         was made for another spec; on a device those of PagedCache::CopyRows and Internal
+  //         [DEVICE_FAILED], staging memory can't be pinned; otherwise as PutSequence.
+  absl::StatusOr<std::unique_ptr<Sequence>> PutPaged(absl::Span<const int32_t> token_ids,
+                                                     const PagedCache& cache,
+                                                     absl::Span<const int32_t> pages,
+                                                     const BlockKeyContext& key_context);
+
+  // AppendBlocks from an engine's pages: the blocks after the sequence's last, whose tokens `pages`
+  // holds from the sequence's first token on. Errors: as AppendBlocks and PutPaged.
+  absl::Status AppendPaged(Sequence& sequence, absl::Span<const BlockKey> keys,
+                           const PagedCache& cache, absl::Span<const int32_t> pages);
+
+  // AppendPaged in two steps, for engines that reuse pages before a block can be sealed: copies
+  // `block_count` blocks, the first of which begins at `first_token` of the table, and says when
+  // pages may change. Doesn't wait for a free slot. Errors: as PutPaged; ResourceExhausted
+  // [STAGING_FULL]; InvalidArgument [SEQUENCE_INVALID], fewer than one block.
+  absl::StatusOr<StagedBlocks> StageBlocks(const PagedCache& cache, absl::Span<const int32_t> pages,
+                                           int64_t first_token, int32_t block_count);
+  // Seals them after the sequence's last block, in calls of some blocks each. Errors: as
+  // AppendBlocks; the slots are given back then.
+  absl::Status AppendStaged(Sequence& sequence, absl::Span<const BlockKey> keys,
+                            StagedBlocks blocks);
+
   // Has the store fetch what it lacks of the prefix from another store, which its config names,
   // then as Lookup. Blocks that came stay when a later call or batch fails. Errors: InvalidArgument
   // [BULK_PEER_UNKNOWN]; Unavailable [BULK_DISCONNECTED]; DataLoss [BULK_BLOCK_DAMAGED]; and others
@@ -189,6 +247,7 @@ class Worker {
 
  private:
   friend class Sequence;
+  friend class StagedBlocks;
   struct Impl;
 
   explicit Worker(std::unique_ptr<Impl> impl);
@@ -198,8 +257,17 @@ class Worker {
       const std::function<absl::StatusOr<LeasedBlocks>(absl::Span<const BlockKey>)>& find);
   absl::Status AddSealed(Sequence& sequence, absl::Span<const BlockKey> keys, int64_t first_block,
                          absl::Span<const int32_t> slots);
-  absl::Status PutTail(Sequence& sequence, int64_t first_token, int32_t token_count,
-                       absl::Span<const LayerKv> layers);
+  // PutSequence of what `write`, a SlotWriter, writes.
+  absl::StatusOr<std::unique_ptr<Sequence>> Put(
+      absl::Span<const int32_t> token_ids, const BlockKeyContext& key_context,
+      const std::function<absl::Status(absl::Span<const SlotRows>)>& write);
+  // Seals slots after the sequence's last block, which has no tail.
+  absl::Status AppendSlots(Sequence& sequence, absl::Span<const BlockKey> keys,
+                           absl::Span<const int32_t> slots);
+  absl::Status CheckAppend(const Sequence& sequence, size_t key_count, size_t block_count,
+                           absl::string_view call) const;
+  absl::StatusOr<StagedBlocks> Stage(const PagedCache& cache, absl::Span<const int32_t> pages,
+                                     int64_t first_token, int32_t block_count, bool waits);
 
   std::unique_ptr<Impl> impl_;
 };
