@@ -19,6 +19,12 @@ int64_t BytesOf(const BulkTarget& target) {
   return bytes;
 }
 
+// The peer keeps idle links for less long than this store: the next pull makes a new one.
+bool HasEndedIdle(const absl::Status& why) {
+  const std::string reason = ReasonOf(why);
+  return reason == "NCCL_LINK_ENDED" || reason == "NCCL_LINK_NOT_FOUND";
+}
+
 absl::Status Contradiction(absl::string_view what) {
   return MakeError(absl::StatusCode::kUnavailable, "NCCL_ANSWER_INVALID",
                    absl::StrCat("the other store's answer contradicts what it was asked: ", what,
@@ -164,7 +170,7 @@ NcclPuller::Entry NcclPuller::MakeLink(const BulkPeer& peer) {
                    StopSignal* stop) { return Join(address, offer, state.get(), stop); };
   auto over = [this, name = peer.address, state = entry.state](const absl::Status& why) {
     if (state->was_made) with_.counters->links.fetch_sub(1, std::memory_order_relaxed);
-    if (!why.ok()) GiveUp(name, why);
+    if (!why.ok() && !HasEndedIdle(why)) GiveUp(name, why);
   };
   entry.link = std::make_shared<NcclLink>(std::move(begin), config_.idle_ms, std::move(over));
   return entry;

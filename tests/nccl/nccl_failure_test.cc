@@ -25,7 +25,6 @@ class NcclFailureTest : public NcclPlaneTest {
  protected:
   static NcclConfig Config() {
     NcclConfig config = NcclPlaneTest::Config();
-    config.timeout_ms = 250;
     config.in_flight_bytes = 2 * 50'000;
     return config;
   }
@@ -65,7 +64,10 @@ struct StubCase {
 class NcclStubFailureTest : public NcclFailureTest, public testing::WithParamInterface<StubCase> {};
 
 TEST_P(NcclStubFailureTest, TcpTakesOverInTheSamePull) {
-  ASSERT_NO_FATAL_FAILURE(StartNccl(Config()));
+  NcclConfig config = Config();
+  // What fails at once is not to fail for being late on a machine that is busy.
+  if (std::string(GetParam().reason) == "NCCL_TIMEOUT") config.timeout_ms = 250;
+  ASSERT_NO_FATAL_FAILURE(StartNccl(config));
   failures_.Set(GetParam().failures);
   ExpectTcpTakesOver(GetParam().reason);
 }
@@ -186,9 +188,7 @@ TEST_F(NcclFailureTest, ParentThatIsNotTheKeyBeforeEndsThePullAsByTcp) {
 
 TEST_F(NcclFailureTest, PeerThatStopsWhileItSendsLeavesBlocksToTcp) {
   source_.PutUnleased(writer_, 1, 0, 20);
-  NcclConfig config = Config();
-  config.timeout_ms = 5000;
-  ASSERT_NO_FATAL_FAILURE(StartNccl(config));
+  ASSERT_NO_FATAL_FAILURE(StartNccl(Config()));
   failures_.Set("stall=1@4");
   std::thread stop([this] {
     EXPECT_TRUE(Soon([this] { return sent().links == 1; }));

@@ -117,7 +117,7 @@ TEST_F(NcclPlaneTest, LinkThatIsIdleEndsAndIsMadeAgain) {
   source_.PutUnleased(writer_, 1, 0, 3);
   source_.PutUnleased(writer_, 2, 0, 3);
   NcclConfig config = Config();
-  config.idle_ms = 30;
+  config.idle_ms = 300;
   ASSERT_NO_FATAL_FAILURE(StartNccl(config));
   ASSERT_TRUE(Pull(1, 3).ok());
   EXPECT_TRUE(Soon([this] { return received().links == 0 && sent().links == 0; }));
@@ -127,6 +127,25 @@ TEST_F(NcclPlaneTest, LinkThatIsIdleEndsAndIsMadeAgain) {
   ExpectSame(2, 3);
   EXPECT_EQ(received().links_made, 2);
   EXPECT_TRUE(received().Failures().empty());
+}
+
+TEST_F(NcclPlaneTest, LinkThatThePeerEndedWhileIdleIsNoFailure) {
+  for (int32_t chain = 1; chain <= 3; ++chain) source_.PutUnleased(writer_, chain, 0, 3);
+  ASSERT_NO_FATAL_FAILURE(StartNccl());
+  NcclConfig less = Config();
+  less.idle_ms = 300;
+  source_nccl_ = *MakeNccl(&source_, less, &target_nccl_);
+  ASSERT_TRUE(Pull(1, 3).ok());
+  EXPECT_EQ(received().blocks_received, 3);
+  EXPECT_TRUE(Soon([this] { return sent().links == 0; }));
+  ASSERT_TRUE(Pull(2, 3).ok());
+  ExpectSame(2, 3);
+  EXPECT_EQ(TcpBytes(), 3 * block_bytes());
+  EXPECT_TRUE(Soon([this] { return received().links == 0; }));
+  EXPECT_TRUE(received().Failures().empty()) << "it is asked again at once";
+  ASSERT_TRUE(Pull(3, 3).ok());
+  ExpectSame(3, 3);
+  EXPECT_EQ(received().blocks_received, 6);
 }
 
 TEST_F(NcclPlaneTest, ServerEndsTheIdleLinkForANewOneAndRefusesWhenAllAreBusy) {
