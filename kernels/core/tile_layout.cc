@@ -68,10 +68,10 @@ TileLayout MakeTileLayout(const CacheSpec& spec, int32_t layer, uint64_t dither_
   layout.fine_bytes = FineBytes(layout.key_format, spec.head_dim);
   layout.value_offset = layout.fine_bytes;
   layout.value_bytes = ValueBytes(layout.value_format, spec.value_dim);
-  layout.value_scale_offset = layout.value_offset + layout.value_bytes;
-  layout.sub_block_bytes =
-      layout.value_scale_offset + (Is16Bit(layout.key_format) ? 0 : kPlaneAlignment);
-  layout.detail_bytes = kSubBlocksPerTile * layout.sub_block_bytes;
+  layout.sub_block_bytes = layout.value_offset + layout.value_bytes;
+  layout.value_scale_offset = kSubBlocksPerTile * layout.sub_block_bytes;
+  layout.detail_bytes =
+      layout.value_scale_offset + (Is16Bit(layout.key_format) ? 0 : 2 * kTileTokens);
   return layout;
 }
 

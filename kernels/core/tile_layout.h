@@ -4,7 +4,7 @@
 // backends, disk and wire:
 //
 //   scan record    header | scale fp16[d] | zero fp16[d] | witness | coarse planes of 4 sub-blocks
-//   detail record  4 x ( fine plane | values | value scale fp16[16] | value zero fp16[16] )
+//   detail record  4 x ( fine plane | values ) | value scale u8[64] | value zero u8[64]
 //
 // Keys, one sub-block of 16 tokens:
 //   coarse  [d/8][16 tokens] dwords; nibble n of a dword (bits 4n..4n+3) is channel 8j + n
@@ -19,7 +19,8 @@
 //   V4  [8 token pairs][ceil(dv/32)][8 lanes] dwords; low word = even token, high word = odd token;
 //       nibble n of a word is rotated channel 32z + 8n + lane; channels >= dv are code 0
 //   V8  [8 token pairs][dv/16][8 lanes] dwords; byte b of a word is rotated channel 16z + 8b + lane
-//   F16, BF16: [16 tokens][dv] 16-bit words; no scale and zero
+//   F16, BF16: [16 tokens][dv] 16-bit words; no scale
+//   value scale and zero: a byte each for each token, see value_code.h
 // Witness: [4 sub-blocks][bands][16 tokens] bytes, see EncodeWitness in witness.h.
 #ifndef CERTKV_KERNELS_CORE_TILE_LAYOUT_H_
 #define CERTKV_KERNELS_CORE_TILE_LAYOUT_H_
@@ -34,7 +35,7 @@
 namespace certkv {
 
 inline constexpr uint16_t kTileMagic = 0xc47b;
-inline constexpr uint8_t kTileFormatVersion = 2;
+inline constexpr uint8_t kTileFormatVersion = 3;
 inline constexpr int64_t kPlaneAlignment = 64;
 
 // First 64 bytes of a scan record. Host byte order must be little-endian (checked at build time).
@@ -83,13 +84,13 @@ struct TileLayout {
   int64_t coarse_offset;
   int64_t coarse_bytes;  // of one sub-block
   int64_t scan_bytes;    // whole scan record
-  // Detail record: offsets are inside one sub-block.
+  // Detail record: the first offset is inside one sub-block, the second one in the record.
   int64_t fine_bytes;
   int64_t value_offset;
   int64_t value_bytes;
-  int64_t value_scale_offset;  // fp16[16] scales, then fp16[16] zeros; 64 bytes, or 0 bytes
   int64_t sub_block_bytes;
-  int64_t detail_bytes;  // 4 * sub_block_bytes
+  int64_t value_scale_offset;  // u8[64] scales, then u8[64] zeros; or 0 bytes
+  int64_t detail_bytes;
 
   int64_t tile_bytes() const { return scan_bytes + detail_bytes; }
   // Tokens that share one half-width, and so one atom of the certificate: the tile, or, where

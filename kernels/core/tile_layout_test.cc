@@ -94,20 +94,21 @@ TEST(TileLayoutTest, PlanesFollowEachOtherWithoutOverlap) {
     EXPECT_GE(layout.coarse_offset, layout.witness_offset + kTileTokens * layout.witness_bands);
     EXPECT_EQ(layout.scan_bytes, layout.coarse_offset + 4 * layout.coarse_bytes);
     EXPECT_GE(layout.value_offset, layout.fine_bytes);
-    EXPECT_GE(layout.value_scale_offset, layout.value_offset + layout.value_bytes);
+    EXPECT_GE(layout.sub_block_bytes, layout.value_offset + layout.value_bytes);
+    EXPECT_EQ(layout.value_scale_offset, 4 * layout.sub_block_bytes);
     const bool has_scale =
         layout.value_format == ValueFormat::kV4 || layout.value_format == ValueFormat::kV8;
-    EXPECT_EQ(layout.sub_block_bytes - layout.value_scale_offset, has_scale ? 64 : 0);
-    EXPECT_EQ(layout.tile_bytes(), layout.scan_bytes + 4 * layout.sub_block_bytes);
+    EXPECT_EQ(layout.detail_bytes - layout.value_scale_offset, has_scale ? 128 : 0);
+    EXPECT_EQ(layout.tile_bytes(), layout.scan_bytes + layout.detail_bytes);
   });
 }
 
 // The header is one byte per token; the rest is the figure of the format alone.
 TEST(TileLayoutTest, BytesPerTokenAreTheDocumentedOnes) {
-  EXPECT_EQ(BytesPerToken(LayoutOf(KeyFormat::kK8, ValueFormat::kV4, 64)), 104 + 1);
-  EXPECT_EQ(BytesPerToken(LayoutOf(KeyFormat::kK8, ValueFormat::kV4, 128)), 204 + 1);
-  EXPECT_EQ(BytesPerToken(LayoutOf(KeyFormat::kK8, ValueFormat::kV8, 128)), 268 + 1);
-  EXPECT_EQ(BytesPerToken(LayoutOf(KeyFormat::kK6, ValueFormat::kV4, 128, 1)), 173 + 1);
+  EXPECT_EQ(BytesPerToken(LayoutOf(KeyFormat::kK8, ValueFormat::kV4, 64)), 102 + 1);
+  EXPECT_EQ(BytesPerToken(LayoutOf(KeyFormat::kK8, ValueFormat::kV4, 128)), 202 + 1);
+  EXPECT_EQ(BytesPerToken(LayoutOf(KeyFormat::kK8, ValueFormat::kV8, 128)), 266 + 1);
+  EXPECT_EQ(BytesPerToken(LayoutOf(KeyFormat::kK6, ValueFormat::kV4, 128, 1)), 171 + 1);
   EXPECT_EQ(BytesPerToken(LayoutOf(KeyFormat::kF16, ValueFormat::kF16, 128)), 512 + 1);
 }
 
@@ -159,7 +160,7 @@ TEST(TileLayoutTest, HeaderBytesAreFixed) {
   header.detail_checksum = 0x3736353433323130;
   header.original_checksum = 0x3f3e3d3c3b3a3938;
   const std::array<uint8_t, 64> expected = {
-      0x7b, 0xc4, 2,    4,    2,    4,    0xfe, 0xff,   // magic, version, formats, bands, exponent
+      0x7b, 0xc4, 3,    4,    2,    4,    0xfe, 0xff,   // magic, version, formats, bands, exponent
       0x10, 0x11, 0,    0,    0,    0,    0x13, 0x14,   // value error bounds
       0,    0,    0x80, 0x3f, 0,    0,    0,    0x40,   // value radius, key norm
       0,    0,    0,    0x80, 0,    0,    0,    0,      // key scale, reserved

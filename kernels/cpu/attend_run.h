@@ -181,24 +181,21 @@ void ScoreTile(AttendState& s, const Unit& unit, const UnitSources& sources, Qua
   }
 }
 
-// Widens the tile's value scales and zeros.
+// Decodes the tile's value scales and zeros.
 template <typename V>
 void LoadValueScales(const AttendState& s, const AttendTile& tile, Unit* unit) {
-  const TileLayout& layout = *s.args->layout;
   const auto* header = reinterpret_cast<const TileHeader*>(tile.scan);
+  const uint8_t* codes = tile.detail + s.args->layout->value_scale_offset;
   typename V::F scale_max = V::Zero();
   typename V::F zero_max = V::Zero();
-  for (int b = 0; b < kSubBlocksPerTile; ++b) {
-    const auto* scales = reinterpret_cast<const uint16_t*>(
-        tile.detail + b * layout.sub_block_bytes + layout.value_scale_offset);
-    for (int t = 0; t < kSubBlockTokens; t += V::kLanes) {
-      const typename V::F scale = V::LoadF16(scales + t);
-      const typename V::F zero = V::LoadF16(scales + kSubBlockTokens + t);
-      V::Store(unit->value_scale + b * kSubBlockTokens + t, scale);
-      V::Store(unit->value_zero + b * kSubBlockTokens + t, zero);
-      scale_max = V::Max(scale_max, scale);
-      zero_max = V::Max(zero_max, V::Abs(zero));
-    }
+  for (int t = 0; t < kTileTokens; t += V::kLanes) {
+    const typename V::F scale = ValueScales<V>(codes + t);
+    const typename V::F shift = ValueShifts<V>(codes + kTileTokens + t, s.value_levels + 1);
+    const typename V::F zero = V::Mul(shift, scale);  // exact
+    V::Store(unit->value_scale + t, scale);
+    V::Store(unit->value_zero + t, zero);
+    scale_max = V::Max(scale_max, scale);
+    zero_max = V::Max(zero_max, V::Abs(zero));
   }
   if constexpr (!V::kCertified) return;
   // The header goes on after the four bounds, so that a whole vector may be read.

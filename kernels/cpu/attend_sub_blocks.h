@@ -78,8 +78,8 @@ void ScoreStoredSubBlock(AttendState& s, const uint8_t* coarse, const uint8_t* f
   }
 }
 
-// Asks for everything before the coarse planes of the sub-block's tile, and returns a cursor over
-// its coarse plane and its detail.
+// Asks for everything before the coarse planes of the sub-block's tile and for its value scales and
+// zeros, and returns a cursor over its coarse plane and its detail.
 template <typename V>
 [[gnu::always_inline]] inline Prefetcher<V> PrefetchSubBlock(const AttendState& s,
                                                              int32_t sub_block, int lines) {
@@ -87,6 +87,8 @@ template <typename V>
   const AttendTile& tile = s.args->tiles[sub_block / kSubBlocksPerTile];
   const int b = sub_block % kSubBlocksPerTile;
   for (int64_t at = 0; at < layout.coarse_offset; at += 64) V::Prefetch(tile.scan + at);
+  V::Prefetch(tile.detail + layout.value_scale_offset);
+  V::Prefetch(tile.detail + layout.value_scale_offset + kTileTokens);
   const uint8_t* coarse = tile.scan + layout.coarse_offset + b * layout.coarse_bytes;
   const uint8_t* detail = tile.detail + b * layout.sub_block_bytes;
   return {detail, detail + layout.sub_block_bytes, coarse, coarse + layout.coarse_bytes, lines, 0};
@@ -108,14 +110,14 @@ template <typename V>
 [[gnu::always_inline]] inline void LoadSlot(const AttendState& s, int k, int32_t sub_block,
                                             Unit* unit, typename V::F* scale_max,
                                             typename V::F* zero_max) {
-  const TileLayout& layout = *s.args->layout;
   const AttendTile& tile = s.args->tiles[sub_block / kSubBlocksPerTile];
   const int b = sub_block % kSubBlocksPerTile;
-  const auto* scales = reinterpret_cast<const uint16_t*>(tile.detail + b * layout.sub_block_bytes +
-                                                         layout.value_scale_offset);
+  const uint8_t* codes =
+      tile.detail + s.args->layout->value_scale_offset + int64_t{kSubBlockTokens} * b;
   for (int t = 0; t < kSubBlockTokens; t += V::kLanes) {
-    const typename V::F scale = V::LoadF16(scales + t);
-    const typename V::F zero = V::LoadF16(scales + kSubBlockTokens + t);
+    const typename V::F scale = ValueScales<V>(codes + t);
+    const typename V::F shift = ValueShifts<V>(codes + kTileTokens + t, s.value_levels + 1);
+    const typename V::F zero = V::Mul(shift, scale);  // exact
     V::Store(unit->value_scale + k * kSubBlockTokens + t, scale);
     V::Store(unit->value_zero + k * kSubBlockTokens + t, zero);
     *scale_max = V::Max(*scale_max, scale);

@@ -9,6 +9,7 @@
 
 #include <cstdint>
 
+#include "kernels/core/value_code.h"
 #include "kernels/cpu/attend_keys.h"
 #include "kernels/cpu/attend_state.h"
 #include "kernels/cpu/prefetch.h"
@@ -29,6 +30,20 @@ template <typename V, int kBits>
   const int code = channel % kZoneChannels / 8;
   const int lane = zone % kZonesPerSlice * 8 + channel % 8;
   return (zone / kZonesPerSlice * kCodesPerWord<kBits> + code) * V::kLanes + lane;
+}
+
+// Scales of kLanes tokens from their codes (value_code.h).
+template <typename V>
+[[gnu::always_inline]] inline typename V::F ValueScales(const uint8_t* codes) {
+  const typename V::I bits = V::template ShiftLeft32<code::kValueScaleShift>(V::LoadBytes(codes));
+  return V::Mul(V::AsFloat(bits), V::Set(code::kValueScaleUnit));
+}
+
+// Minus their offsets, for codes 0 .. `levels` - 1.
+template <typename V>
+[[gnu::always_inline]] inline typename V::F ValueShifts(const uint8_t* codes, float levels) {
+  const typename V::F zeros = V::ToFloat(V::LoadBytes(codes));
+  return V::NegMulAdd(zeros, V::Set(levels / 256), V::Set(0.5f));  // exact
 }
 
 struct ValuePlane {

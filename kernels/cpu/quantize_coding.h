@@ -1,9 +1,11 @@
-// Choice of scale and zero, shared by the encoders (see quantize_run.h for the rules).
+// Choice of scales and zeros, shared by the encoders (see quantize_run.h for the rules).
 #ifndef CERTKV_KERNELS_CPU_QUANTIZE_CODING_H_
 #define CERTKV_KERNELS_CPU_QUANTIZE_CODING_H_
 
 #include <cstdint>
 
+#include "kernels/core/value_code.h"
+#include "kernels/cpu/attend_values.h"
 #include "kernels/cpu/quantize_state.h"
 
 namespace certkv::cpu {
@@ -73,22 +75,56 @@ template <typename V>
 // Above this a float butterfly of 8 stages could overflow later on: the token is unencodable.
 inline constexpr float kRotationInputMax = 0x1p100f;
 
-// Tokens t .. t + kCount - 1 that can't be encoded get scale and zero 0, and clear(u). Returns
-// whether there was none.
-template <typename V, int kCount, typename Clear>
-[[gnu::always_inline]] inline bool ClearUnencodable(QuantizeState& s, int t,
-                                                    const float* magnitudes, uint16_t* scale_bits,
-                                                    uint16_t* zero_bits, const Clear& clear) {
-  bool all = true;
-  for (int u = 0; u < kCount; ++u) {
-    const bool finite = (scale_bits[u] & 0x7c00) != 0x7c00 && (zero_bits[u] & 0x7c00) != 0x7c00;
-    if (finite && magnitudes[u] <= kRotationInputMax) continue;
-    all = false;
-    scale_bits[u] = zero_bits[u] = 0;
+// Codings of rows of rotated values, a lane each, as ChooseValueCoding of value_code.h has them.
+template <typename V>
+struct RowCoding {
+  typename V::F scale;
+  typename V::F inverse;
+  typename V::F offset;
+};
+
+// Of tokens t .. t + kLanes - 1: `min` and `max` are those of their rotated rows and 0, `original`
+// the largest magnitudes of the originals. Tokens that can't be encoded are encoded as zeros:
+// clear(lane).
+template <typename V, typename Clear>
+[[gnu::always_inline]] inline RowCoding<V> ChooseRowCoding(QuantizeState& s, int t, int level_max,
+                                                           typename V::F min, typename V::F max,
+                                                           typename V::F original,
+                                                           const Clear& clear) {
+  const auto levels = static_cast<float>(level_max + 1);
+  const float unit = 1 / (levels * code::kValueSpanShare) / code::kValueScaleUnit;
+  const typename V::I round_up = V::SetI((1 << code::kValueScaleShift) - 1);
+  const typename V::F span = V::Sub(max, min);
+  const typename V::I least = V::AsInt(V::Mul(span, V::Set(unit)));
+  int32_t codes[V::kLanes];
+  V::StoreI(codes, V::template ShiftRight32<code::kValueScaleShift>(V::AddI(least, round_up)));
+  float spans[V::kLanes];
+  float originals[V::kLanes];
+  float middles[V::kLanes];
+  V::Store(spans, span);
+  V::Store(originals, original);
+  V::Store(middles, V::Add(min, max));
+  uint8_t* scale_codes = s.args->detail + s.args->layout->value_scale_offset + t;
+  uint8_t* zero_codes = scale_codes + kTileTokens;
+  for (int u = 0; u < V::kLanes; ++u) {
+    const bool is_encodable = codes[u] <= 255 && originals[u] <= kRotationInputMax;
+    const bool is_zero = !(spans[u] > code::kValueSpanMin);
+    scale_codes[u] = is_encodable && !is_zero ? static_cast<uint8_t>(codes[u]) : uint8_t{0};
+    if (__builtin_expect(is_encodable, 1)) continue;
     s.value_norm[t + u] = __builtin_inff();  // measured by the caller
+    middles[u] = 0;
     clear(u);
   }
-  return all;
+  RowCoding<V> coding;
+  coding.scale = ValueScales<V>(scale_codes);
+  const typename V::F quotient = V::Div(V::Set(1.0f), coding.scale);
+  coding.inverse = V::WhereAtLeast(coding.scale, V::Set(0x1p-21f), quotient);
+  const typename V::F twice = V::Sub(V::Set(levels), V::Mul(V::Load(middles), coding.inverse));
+  const typename V::F zero = V::Min(V::Mul(twice, V::Set(128 / levels)), V::Set(255.0f));
+  V::StoreI(codes, V::ToInt(zero));
+  for (int u = 0; u < V::kLanes; ++u) zero_codes[u] = static_cast<uint8_t>(codes[u]);
+  coding.offset = V::Sub(V::Zero(), ValueShifts<V>(zero_codes, levels));
+  return coding;
 }
 
 }  // namespace certkv::cpu

@@ -260,43 +260,32 @@ void RotateRows(float* rows, int dim) {
   }
 }
 
-// Rotates kLanes tokens from t and chooses their codings. Tokens that can't be encoded get scale
-// and zero 0, and rows of zeros.
+// Rotates kLanes tokens from t and chooses their codings. Tokens that can't be encoded get rows of
+// zeros.
 template <typename V>
-[[gnu::always_inline]] inline Coding<V> RotateTokens(QuantizeState& s, int t, int level_max,
-                                                     float* rows, uint16_t* scale_bits,
-                                                     uint16_t* zero_bits) {
+[[gnu::always_inline]] inline RowCoding<V> RotateTokens(QuantizeState& s, int t, int level_max,
+                                                        float* rows) {
   const int dim = s.args->layout->value_dim;
-  typename V::F magnitude = V::Zero();
+  typename V::F original = V::Zero();
   typename V::F square = V::Zero();
   for (int i = 0; i < dim; ++i) {
     const typename V::F x = LoadOriginal<V>(s, s.words[i] + t);
     V::Store(rows + i * V::kLanes, x);
-    magnitude = V::Max(magnitude, V::Abs(x));
+    original = V::Max(original, V::Abs(x));
     square = V::MulAdd(x, x, square);
   }
   V::Store(s.value_norm + t, square);  // the root is taken by the caller
   RotateRows<V>(rows, dim);
-  typename V::F min = V::Load(rows);
-  typename V::F max = min;
-  for (int i = 1; i < dim; ++i) {
+  typename V::F min = V::Zero();
+  typename V::F max = V::Zero();
+  for (int i = 0; i < dim; ++i) {
     const typename V::F y = V::Load(rows + i * V::kLanes);
     min = V::Min(min, y);
     max = V::Max(max, y);
   }
-  Coding<V> coding;
-  coding.Choose(min, max, level_max, scale_bits, zero_bits);
-  float magnitudes[V::kLanes];
-  V::Store(magnitudes, magnitude);
-  const bool all =
-      ClearUnencodable<V, V::kLanes>(s, t, magnitudes, scale_bits, zero_bits, [&](int u) {
-        for (int i = 0; i < dim; ++i) rows[i * V::kLanes + u] = 0;
-      });
-  if (__builtin_expect(!all, 0)) {
-    coding.zero = V::LoadF16(zero_bits);
-    coding.Reload(scale_bits);
-  }
-  return coding;
+  return ChooseRowCoding<V>(s, t, level_max, min, max, original, [&](int u) {
+    for (int i = 0; i < dim; ++i) rows[i * V::kLanes + u] = 0;
+  });
 }
 
 // words[channel % 8 + 8 * zone][token]: the codes of one stored word.
@@ -305,24 +294,20 @@ void EncodeValueWords(QuantizeState& s, uint16_t (*words)[kTileTokens]) {
   constexpr int kCodes = 16 / kBits;
   const int dim = s.args->layout->value_dim;
   const int zones = (dim + 8 * kCodes - 1) / (8 * kCodes);
-  const TileLayout& layout = *s.args->layout;
   alignas(64) float rows[kHeadDimMax * V::kLanes];
   for (int t = 0; t < kTileTokens; t += V::kLanes) {
-    auto* scales = reinterpret_cast<uint16_t*>(
-        s.args->detail + t / kSubBlockTokens * layout.sub_block_bytes + layout.value_scale_offset);
-    uint16_t* scale_bits = scales + t % kSubBlockTokens;
-    const Coding<V> coding =
-        RotateTokens<V>(s, t, (1 << kBits) - 1, rows, scale_bits, scale_bits + kSubBlockTokens);
+    const RowCoding<V> coding = RotateTokens<V>(s, t, (1 << kBits) - 1, rows);
     typename V::F error = V::Zero();
     for (int word = 0; word < 8 * zones; ++word) {
       typename V::I packed = V::ZeroI();
       Unroll<kCodes>([&](auto n) __attribute__((always_inline)) {
         const int channel = word / 8 * (8 * kCodes) + 8 * n + word % 8;
         if (channel >= dim) return;
-        const typename V::F offset = V::Sub(V::Load(rows + channel * V::kLanes), coding.zero);
-        const typename V::I code = V::ToInt(V::Mul(offset, coding.inverse));
+        const typename V::F y = V::Load(rows + channel * V::kLanes);
+        const typename V::I code = V::ToInt(V::Add(V::Mul(y, coding.inverse), coding.offset));
         packed = V::OrI(packed, V::template ShiftLeft32<kBits* decltype(n)::value>(code));
-        const typename V::F left = V::NegMulAdd(V::ToFloat(code), coding.scale, offset);
+        const typename V::F level = V::Sub(V::ToFloat(code), coding.offset);
+        const typename V::F left = V::NegMulAdd(level, coding.scale, y);
         error = V::MulAdd(left, left, error);
       });
       int32_t wide[V::kLanes];
@@ -330,7 +315,6 @@ void EncodeValueWords(QuantizeState& s, uint16_t (*words)[kTileTokens]) {
       for (int u = 0; u < V::kLanes; ++u) words[word][t + u] = static_cast<uint16_t>(wide[u]);
     }
     V::Store(s.value_error + t, error);
-    V::Store(s.value_span + t, V::Mul(coding.scale, V::Set((1 << kBits) - 1)));
   }
 }
 

@@ -28,10 +28,9 @@ struct QuantizeState {
   // each band.
   alignas(64) float residual_square[kWitnessBandsMax][kTileTokens];
   float scale_norm[kWitnessBandsMax];
-  // Per token, up to rounding: ||v||, ||rotated - stored||, and levels * scale.
+  // Per token, up to rounding: ||v|| and ||rotated - stored||.
   alignas(64) float value_norm[kTileTokens];
   alignas(64) float value_error[kTileTokens];
-  alignas(64) float value_span[kTileTokens];
 };
 
 struct QuantizeKernels {

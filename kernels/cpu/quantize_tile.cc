@@ -12,6 +12,7 @@
 #include "kernels/bounds/dither.h"
 #include "kernels/core/check.h"
 #include "kernels/core/half.h"
+#include "kernels/core/value_code.h"
 #include "kernels/core/witness.h"
 #include "kernels/core/witness_code.h"
 #include "kernels/cpu/cpu.h"
@@ -316,14 +317,11 @@ double DecodeRotated(const TileLayout& layout, const uint8_t* detail, int t, int
   const int element = i % zone_channels / 8;
   const int bit = 16 * (token % 2) + (v4 ? 4 : 8) * element;
   uint32_t bits = 0;
-  uint16_t scale = 0;
-  uint16_t zero = 0;
   std::memcpy(&bits, block + layout.value_offset + 4 * dword, sizeof(bits));
-  std::memcpy(&scale, block + layout.value_scale_offset + int64_t{2} * token, sizeof(scale));
-  std::memcpy(&zero, block + layout.value_scale_offset + int64_t{2} * (kSubBlockTokens + token),
-              sizeof(zero));
   const uint32_t code = bits >> bit & (v4 ? 15u : 255u);
-  return code * double{F16ToFloat(scale)} + F16ToFloat(zero);
+  const float scale = code::DecodeValueScale(detail[layout.value_scale_offset + t]);
+  const uint8_t zero = detail[layout.value_scale_offset + kTileTokens + t];
+  return (code - double{code::DecodeValueOffset(zero, v4 ? 15 : 255)}) * scale;
 }
 
 // In double: R v loses at most 8 stages, a product and its factor, under 2^-48 ||v||.
@@ -358,8 +356,8 @@ ValueNorms MeasureValues(const QuantizeTileArgs& args, int sub_block) {
 
 // Largest norms of a sub-block's tokens from the encoder's float sums where those are accurate to
 // 2^-10 or so, in double elsewhere (tiny, huge and exactly representable values). In units u =
-// 2^-24: squares of 256 channels, under 400 u of a norm, 2^-15; the float rotation, 10 u ||v||;
-// y - zero and code * scale, 4 u of the span in every channel.
+// 2^-24: squares of 256 channels, under 400 u of a norm, 2^-15, with the rounding of each y -
+// (code - offset) * scale, whose product is exact; the float rotation, 10 u ||v||.
 ValueNorms BoundValues(const QuantizeState& state, int sub_block) {
   constexpr double u = 0x1p-24;
   constexpr float kSquareMin = 0x1p-60f;  // squares of smaller sums may have underflowed
@@ -368,19 +366,16 @@ ValueNorms BoundValues(const QuantizeState& state, int sub_block) {
   float norm_square = 0;
   float error_square = 0;
   float error_square_min = kSquareMax;
-  float span = 0;
   bool known = true;
   for (int t = begin; t < begin + kSubBlockTokens; ++t) {
     known &= state.value_error[t] >= kSquareMin && state.value_norm[t] <= kSquareMax;
     norm_square = std::max(norm_square, state.value_norm[t]);
     error_square = std::max(error_square, state.value_error[t]);
     error_square_min = std::min(error_square_min, state.value_error[t]);
-    span = std::max(span, state.value_span[t]);
   }
   if (known) {
     const double norm = std::sqrt(double{norm_square}) * (1 + 0x1p-14);
-    const double root = std::sqrt(static_cast<double>(state.args->layout->value_dim));
-    const double slack = u * (10 * norm + 4 * root * double{span});
+    const double slack = u * 10 * norm;
     if (slack <= 0x1p-10 * std::sqrt(double{error_square_min})) {
       return {norm, std::sqrt(double{error_square}) * (1 + 0x1p-14) + slack};
     }

@@ -22,8 +22,8 @@ struct RotatedRows {
   alignas(64) float row[kRowTokens][kHeadDimMax];
   float min[kRowTokens];
   float max[kRowTokens];
-  float magnitude[kRowTokens];  // of the originals
-  float square[kRowTokens];     // their sum of squares
+  float original[kRowTokens];  // largest magnitudes of the originals
+  float square[kRowTokens];    // their sums of squares
 };
 
 // Butterflies of distance 8 kDistance channels among kVectors vectors, then of twice that, ...
@@ -44,10 +44,10 @@ template <typename V, int kVectors, int kDistance = 1>
 
 template <typename V>
 struct RowSums {
-  typename V::F magnitude = V::Zero();
+  typename V::F original = V::Zero();
   typename V::F square = V::Zero();
-  typename V::F min = V::Set(__builtin_inff());
-  typename V::F max = V::Set(-__builtin_inff());
+  typename V::F min = V::Zero();
+  typename V::F max = V::Zero();
 
   [[gnu::always_inline]] void AddRotated(typename V::F y) {
     min = V::Min(min, y);
@@ -63,7 +63,7 @@ template <typename V, bool kBf16, int kVectors>
   typename V::F x[kVectors];
   Unroll<kVectors>([&](auto v) __attribute__((always_inline)) {
     const typename V::F value = Load16<V, kBf16>(words + v * V::kLanes);
-    sums->magnitude = V::Max(sums->magnitude, V::Abs(value));
+    sums->original = V::Max(sums->original, V::Abs(value));
     sums->square = V::MulAdd(value, value, sums->square);
     x[v] = V::LaneButterflies(value);
   });
@@ -117,14 +117,14 @@ template <typename V, bool kBf16>
   }
   rows->min[u] = -V::ReduceMax(V::Sub(V::Zero(), sums.min));
   rows->max[u] = V::ReduceMax(sums.max);
-  rows->magnitude[u] = V::ReduceMax(sums.magnitude);
+  rows->original[u] = V::ReduceMax(sums.original);
   rows->square[u] = V::ReduceAdd(sums.square);
 }
 
 // Codes of two neighbouring tokens, rows u and u + 1, as dwords; and their squared errors.
 template <typename V, int kBits>
 [[gnu::always_inline]] inline void EncodePair(const RotatedRows<V>& rows, const float* scale,
-                                              const float* zero, const float* inverse, int u,
+                                              const float* inverse, const float* offset, int u,
                                               int dim, uint8_t* out, float* error) {
   constexpr int kCodes = 16 / kBits;
   constexpr int kZoneChannels = V::kLanes * kCodes;
@@ -135,12 +135,13 @@ template <typename V, int kBits>
       const int channel = begin + n * V::kLanes;
       if (channel >= dim) return;
       Unroll<2>([&](auto odd) __attribute__((always_inline)) {
-        const typename V::F offset =
-            V::Sub(V::Load(rows.row[u + odd] + channel), V::Set(zero[u + odd]));
-        const typename V::I code = V::ToInt(V::Mul(offset, V::Set(inverse[u + odd])));
+        const typename V::F y = V::Load(rows.row[u + odd] + channel);
+        const typename V::F shift = V::Set(offset[u + odd]);
+        const typename V::I code = V::ToInt(V::Add(V::Mul(y, V::Set(inverse[u + odd])), shift));
         constexpr int kBit = 16 * decltype(odd)::value + kBits * decltype(n)::value;
         packed = V::OrI(packed, V::template ShiftLeft32<kBit>(code));
-        const typename V::F left = V::NegMulAdd(V::ToFloat(code), V::Set(scale[u + odd]), offset);
+        const typename V::F level = V::Sub(V::ToFloat(code), shift);
+        const typename V::F left = V::NegMulAdd(level, V::Set(scale[u + odd]), y);
         errors[odd] = V::MulAdd(left, left, errors[odd]);
       });
     });
@@ -162,30 +163,21 @@ void EncodeValueRows(QuantizeState& s) {
       RotateRow<V, kBf16>(args.values + (t + u) * args.value_stride, dim, u, &rows);
     }
     uint8_t* block = args.detail + t / kSubBlockTokens * layout.sub_block_bytes;
-    auto* scale_bits =
-        reinterpret_cast<uint16_t*>(block + layout.value_scale_offset) + t % kSubBlockTokens;
-    Coding<V> coding;
-    coding.Choose(V::Load(rows.min), V::Load(rows.max), (1 << kBits) - 1, scale_bits,
-                  scale_bits + kSubBlockTokens);
     V::Store(s.value_norm + t, V::Load(rows.square));  // the root is taken by the caller
-    const bool all = ClearUnencodable<V, kRowTokens>(s, t, rows.magnitude, scale_bits,
-                                                     scale_bits + kSubBlockTokens, [&](int u) {
-                                                       for (float& y : rows.row[u]) y = 0;
-                                                     });
-    if (__builtin_expect(!all, 0)) {
-      coding.zero = V::LoadF16(scale_bits + kSubBlockTokens);
-      coding.Reload(scale_bits);
-    }
+    const RowCoding<V> coding =
+        ChooseRowCoding<V>(s, t, (1 << kBits) - 1, V::Load(rows.min), V::Load(rows.max),
+                           V::Load(rows.original), [&](int u) {
+                             for (float& y : rows.row[u]) y = 0;
+                           });
     float scale[kRowTokens];
-    float zero[kRowTokens];
     float inverse[kRowTokens];
+    float offset[kRowTokens];
     V::Store(scale, coding.scale);
-    V::Store(zero, coding.zero);
     V::Store(inverse, coding.inverse);
-    V::Store(s.value_span + t, V::Mul(coding.scale, V::Set((1 << kBits) - 1)));
+    V::Store(offset, coding.offset);
     for (int u = 0; u < kRowTokens; u += 2) {
       uint8_t* out = block + layout.value_offset + (t % kSubBlockTokens + u) / 2 * pair_bytes;
-      EncodePair<V, kBits>(rows, scale, zero, inverse, u, dim, out, s.value_error + t);
+      EncodePair<V, kBits>(rows, scale, inverse, offset, u, dim, out, s.value_error + t);
     }
   }
 }

@@ -92,6 +92,10 @@ struct Avx2Simd {
   }
   // The first 8 dwords; the other lanes, where there are any, are 0.
   [[gnu::always_inline]] static I LoadI8(const void* p) { return LoadI(p); }
+  // kLanes bytes, widened.
+  [[gnu::always_inline]] static I LoadBytes(const uint8_t* p) {
+    return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+  }
   [[gnu::always_inline]] static void StoreI(void* p, I x) {
     _mm256_storeu_si256(static_cast<__m256i*>(p), x);
   }

@@ -91,6 +91,10 @@ struct Avx512Simd {
     const __m256i low = _mm256_loadu_si256(static_cast<const __m256i*>(p));
     return _mm512_inserti64x4(_mm512_setzero_si512(), low, 0);
   }
+  [[gnu::always_inline]] static I LoadBytes(const uint8_t* p) {
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+    return Native::WidenWords(_mm256_cvtepu8_epi16(bytes));
+  }
   [[gnu::always_inline]] static void StoreI(void* p, I x) { _mm512_storeu_si512(p, x); }
   [[gnu::always_inline]] static void StoreI8(void* p, I x) {
     _mm256_storeu_si256(static_cast<__m256i*>(p), _mm512_castsi512_si256(x));

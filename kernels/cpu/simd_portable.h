@@ -90,6 +90,12 @@ struct PortableSimd {
     return x;
   }
   [[gnu::always_inline]] static I LoadI8(const void* p) { return LoadI(p); }
+  [[gnu::always_inline]] static I LoadBytes(const uint8_t* p) {
+    typedef uint8_t Bytes __attribute__((vector_size(8)));
+    Bytes x;
+    __builtin_memcpy(&x, p, sizeof(x));
+    return __builtin_convertvector(x, I);
+  }
   [[gnu::always_inline]] static void StoreI(void* p, I x) { __builtin_memcpy(p, &x, sizeof(x)); }
   [[gnu::always_inline]] static void StoreI8(void* p, I x) { StoreI(p, x); }
   // Integer sums wrap, as the other instruction sets' do: from logits that overflow they are

@@ -3,6 +3,7 @@
 #ifndef CERTKV_KERNELS_CUDA_ATTEND_SPLIT_CUH_
 #define CERTKV_KERNELS_CUDA_ATTEND_SPLIT_CUH_
 
+#include "kernels/core/value_code.h"
 #include "kernels/cuda/attend_values.cuh"
 #include "kernels/cuda/attend_weights.cuh"
 
@@ -70,11 +71,12 @@ __device__ inline void LoadValueScales(const AttendRead& read, const BlockMemory
                                        const Unit& unit) {
   const TileLayout& layout = read.layout;
   if (unit.tile < 0 || !HasRotatedValues(layout) || ThreadIndex() >= kTileTokens) return;
-  const uint8_t* const scales = unit.detail +
-                                ThreadIndex() / kSubBlockTokens * layout.sub_block_bytes +
-                                layout.value_scale_offset + 2 * (ThreadIndex() % kSubBlockTokens);
-  memory.value_scale[ThreadIndex()] = code::F16ToFloat(LoadWord(scales));
-  memory.value_zero[ThreadIndex()] = code::F16ToFloat(LoadWord(scales + 2 * kSubBlockTokens));
+  const float level_max = layout.value_format == ValueFormat::kV4 ? 15.0f : 255.0f;
+  const uint8_t* const codes = unit.detail + layout.value_scale_offset + ThreadIndex();
+  const float scale = code::DecodeValueScale(codes[0]);
+  memory.value_scale[ThreadIndex()] = scale;
+  memory.value_zero[ThreadIndex()] =
+      -code::DecodeValueOffset(codes[kTileTokens], level_max) * scale;  // exact
 }
 
 // Between two units no barrier is needed: key scales are last read before the third, and what the

@@ -4,6 +4,7 @@
 #define CERTKV_KERNELS_CUDA_SEAL_BLOCK_CUH_
 
 #include "kernels/core/affine_code.h"
+#include "kernels/core/value_code.h"
 #include "kernels/cuda/attend_block.cuh"
 #include "kernels/cuda/float_math.cuh"
 #include "kernels/cuda/seal.h"
@@ -136,32 +137,30 @@ __device__ inline float EncodeRotatedRow(const SealFormat& format, const SealTil
   const TileLayout& layout = format.layout;
   const int lane = ThreadIndex() % 32;
   const bool is_v4 = layout.value_format == ValueFormat::kV4;
-  float min = kInfinity;
-  float max = -kInfinity;
+  const float level_max = is_v4 ? 15.0f : 255.0f;
+  float min = 0;
+  float max = 0;
   for (int i = lane; i < layout.value_dim; i += 32) {
     min = fminf(min, row[i]);
     max = fmaxf(max, row[i]);
   }
-  code::AffineCoding coding =
-      code::ChooseCoding(-WarpMax(-min, 32), WarpMax(max, 32), is_v4 ? 15.0f : 255.0f);
-  const bool is_encodable = (coding.zero & 0x7c00) != 0x7c00 && (coding.scale & 0x7c00) != 0x7c00;
-  if (!is_encodable) coding.scale = coding.zero = 0;
-  uint8_t* const scales = tile.detail + t / kSubBlockTokens * layout.sub_block_bytes +
-                          layout.value_scale_offset + 2 * (t % kSubBlockTokens);
+  const code::ValueCoding coding =
+      code::ChooseValueCoding(-WarpMax(-min, 32), WarpMax(max, 32), level_max);
   if (lane == 0) {
-    StoreWord(scales, coding.scale);
-    StoreWord(scales + 2 * kSubBlockTokens, coding.zero);
+    tile.detail[layout.value_scale_offset + t] = coding.scale_code;
+    tile.detail[layout.value_scale_offset + kTileTokens + t] = coding.zero_code;
   }
-  const double scale = code::F16ToFloat(coding.scale);
-  const double zero = code::F16ToFloat(coding.zero);
+  const double scale = coding.scale;
+  const double offset = coding.offset;
   double square = 0;
   for (int i = lane; i < layout.value_dim; i += 32) {
-    const uint8_t value_code = is_encodable ? ChooseCode(coding, row[i]) : uint8_t{0};
+    const float y = coding.is_encodable ? row[i] : 0.0f;
+    const auto value_code = static_cast<uint8_t>(rintf(code::ValueLevel(coding, y)));
     memory.value_codes[t * layout.value_dim + i] = value_code;
-    const double error = row[i] - (value_code * scale + zero);
+    const double error = row[i] - (value_code - offset) * scale;
     square += error * error;
   }
-  if (!is_encodable || norm == 0) return norm;
+  if (!coding.is_encodable || norm == 0) return norm;
   const float rotation = __fmaf_ru(norm, 11 * 0x1p-24f, 0x1p-140f);
   return __fadd_ru(NormRoundedUp(SumOfLanes(square)), rotation);
 }

@@ -22,9 +22,9 @@
 //   (DitherAt), or 0 when scale is 0. As 0 <= (x - zero) / scale <= 255 and |u| < 1/2, a code never
 //   clips here either.
 // FP8_E4M3 keys: code = e4m3(x / key_scale), the quotient one float division, saturating.
-// V4 and V8 values, per token: y = RotateHadamard<float>(x), then as a channel of keys is done,
-//   with kLevelInverse(15) or (255). When some |x| > 2^100, or zero or scale aren't finite fp16,
-//   the token is unencodable: scale, zero and codes are 0 and its error is its norm.
+// V4 and V8 values, per token: y = RotateHadamard<float>(x), then ChooseValueCoding and ValueLevel
+//   of value_code.h. When some |x| > 2^100, or no scale is large enough, the token is unencodable:
+//   it is encoded as zeros and its error is its norm.
 // 16-bit formats: the original bits.
 #include <algorithm>
 #include <array>
@@ -36,6 +36,7 @@
 #include "kernels/core/affine_code.h"
 #include "kernels/core/check.h"
 #include "kernels/core/half.h"
+#include "kernels/core/value_code.h"
 #include "kernels/core/witness.h"
 #include "kernels/reference/hadamard.h"
 #include "kernels/reference/reference.h"
@@ -179,24 +180,29 @@ int16_t EncodeWitnesses(const QuantizeTileArgs& args) {
 
 void EncodeRotatedToken(const QuantizeTileArgs& args, int t) {
   const TileLayout& layout = *args.layout;
-  const int level_max = layout.value_format == ValueFormat::kV4 ? 15 : 255;
+  const float level_max = layout.value_format == ValueFormat::kV4 ? 15 : 255;
   std::array<float, kHeadDimMax> rotated;
-  float magnitude = 0;
+  float largest = 0;
   for (int i = 0; i < layout.value_dim; ++i) {
     rotated[i] = Value(args, t, i);
-    magnitude = std::max(magnitude, std::fabs(rotated[i]));
+    largest = std::max(largest, std::fabs(rotated[i]));
   }
-  if (!(magnitude <= kRotationInputMax)) return;  // unencodable: zeros, as the records start
-  RotateHadamard(rotated.data(), layout.value_dim);
-  const auto [min, max] = std::minmax_element(rotated.begin(), rotated.begin() + layout.value_dim);
-  const AffineCoding coding = ChooseCoding(*min, *max, level_max);
-  if (!IsFiniteOriginal(OriginalDtype::kF16, coding.zero) ||
-      !IsFiniteOriginal(OriginalDtype::kF16, coding.scale)) {
-    return;
+  const bool fits = largest <= kRotationInputMax;
+  float min = 0;
+  float max = fits ? 0 : std::numeric_limits<float>::infinity();
+  if (fits) {
+    RotateHadamard(rotated.data(), layout.value_dim);
+    for (int i = 0; i < layout.value_dim; ++i) {
+      min = std::min(min, rotated[i]);
+      max = std::max(max, rotated[i]);
+    }
   }
-  WriteValueScaleAndZero(layout, args.detail, t, coding.scale, coding.zero);
+  const code::ValueCoding coding = code::ChooseValueCoding(min, max, level_max);
+  WriteValueScaleAndZero(layout, args.detail, t, coding.scale_code, coding.zero_code);
   for (int i = 0; i < layout.value_dim; ++i) {
-    WriteValueCode(layout, args.detail, t, i, ChooseCode(coding, rotated[i], level_max));
+    const float y = coding.is_encodable ? rotated[i] : 0.0f;
+    WriteValueCode(layout, args.detail, t, i,
+                   static_cast<uint32_t>(std::nearbyint(code::ValueLevel(coding, y))));
   }
 }
 

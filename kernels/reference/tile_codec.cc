@@ -5,6 +5,7 @@
 #include "kernels/bounds/dither.h"
 #include "kernels/core/check.h"
 #include "kernels/core/half.h"
+#include "kernels/core/value_code.h"
 
 namespace certkv::reference {
 namespace {
@@ -92,12 +93,6 @@ BitPlace ValuePlace(const TileLayout& layout, int t, int i) {
   return is_v4 ? BitPlace{word_byte + element / 2, 4 * (element % 2)}
                : BitPlace{word_byte + element, 0};
 }
-
-int64_t ValueScaleByte(const TileLayout& layout, int t) {
-  return SubBlockBegin(layout, t) + layout.value_scale_offset + int64_t{2} * (t % kSubBlockTokens);
-}
-
-constexpr int64_t kValueZeroOffset = int64_t{2} * kSubBlockTokens;  // after the 16 scales
 
 int64_t WitnessByte(const TileLayout& layout, int t, int band) {
   return layout.witness_offset +
@@ -190,18 +185,18 @@ void WriteKeyScaleAndZero(const TileLayout& layout, uint8_t* scan, int i, uint16
   WriteWord(scan, layout.zero_offset + int64_t{2} * i, zero);
 }
 
-uint16_t ReadValueScale(const TileLayout& layout, const uint8_t* detail, int t) {
-  return ReadWord(detail, ValueScaleByte(layout, t));
+uint8_t ReadValueScale(const TileLayout& layout, const uint8_t* detail, int t) {
+  return detail[layout.value_scale_offset + t];
 }
 
-uint16_t ReadValueZero(const TileLayout& layout, const uint8_t* detail, int t) {
-  return ReadWord(detail, ValueScaleByte(layout, t) + kValueZeroOffset);
+uint8_t ReadValueZero(const TileLayout& layout, const uint8_t* detail, int t) {
+  return detail[layout.value_scale_offset + kTileTokens + t];
 }
 
-void WriteValueScaleAndZero(const TileLayout& layout, uint8_t* detail, int t, uint16_t scale,
-                            uint16_t zero) {
-  WriteWord(detail, ValueScaleByte(layout, t), scale);
-  WriteWord(detail, ValueScaleByte(layout, t) + kValueZeroOffset, zero);
+void WriteValueScaleAndZero(const TileLayout& layout, uint8_t* detail, int t, uint8_t scale,
+                            uint8_t zero) {
+  detail[layout.value_scale_offset + t] = scale;
+  detail[layout.value_scale_offset + kTileTokens + t] = zero;
 }
 
 uint8_t ReadWitness(const TileLayout& layout, const uint8_t* scan, int t, int band) {
@@ -252,9 +247,11 @@ double DecodeStoredValue(const TileLayout& layout, const uint8_t* detail, int t,
   const uint32_t code = ReadValueCode(layout, detail, t, i);
   switch (layout.value_format) {
     case ValueFormat::kV4:
-    case ValueFormat::kV8:
-      return static_cast<double>(code) * F16ToFloat(ReadValueScale(layout, detail, t)) +
-             F16ToFloat(ReadValueZero(layout, detail, t));
+    case ValueFormat::kV8: {
+      const float level_max = layout.value_format == ValueFormat::kV4 ? 15 : 255;
+      const double offset = code::DecodeValueOffset(ReadValueZero(layout, detail, t), level_max);
+      return (code - offset) * code::DecodeValueScale(ReadValueScale(layout, detail, t));
+    }
     case ValueFormat::kF16:
       return F16ToFloat(static_cast<uint16_t>(code));
     case ValueFormat::kBf16:

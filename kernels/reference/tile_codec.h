@@ -33,10 +33,10 @@ void WriteKeyScaleAndZero(const TileLayout& layout, uint8_t* scan, int i, uint16
                           uint16_t zero);
 
 // fp16 bits. V4 and V8 only.
-uint16_t ReadValueScale(const TileLayout& layout, const uint8_t* detail, int t);
-uint16_t ReadValueZero(const TileLayout& layout, const uint8_t* detail, int t);
-void WriteValueScaleAndZero(const TileLayout& layout, uint8_t* detail, int t, uint16_t scale,
-                            uint16_t zero);
+uint8_t ReadValueScale(const TileLayout& layout, const uint8_t* detail, int t);
+uint8_t ReadValueZero(const TileLayout& layout, const uint8_t* detail, int t);
+void WriteValueScaleAndZero(const TileLayout& layout, uint8_t* detail, int t, uint8_t scale,
+                            uint8_t zero);
 
 // Witness code of token t in band b. Only where layout.witness_bands > 0.
 uint8_t ReadWitness(const TileLayout& layout, const uint8_t* scan, int t, int band);

@@ -171,9 +171,12 @@ absl::Status CopyIn(const Cache& cache, const BlockWrite& block,
   const CacheSpec& spec = cache.spec();
   const auto size = static_cast<int64_t>(payload.size());
   const int64_t plane_bytes = size - OriginalBytesOf(cache);
-  if (plane_bytes != 0 && plane_bytes != PlaneBytesOf(cache)) {
-    return PayloadDamaged(block.key, absl::StrCat("has ", size, " bytes, which no block has"));
+  if (plane_bytes < 0) {
+    return PayloadDamaged(block.key, absl::StrCat("has ", size, " bytes, and its originals alone ",
+                                                  OriginalBytesOf(cache)));
   }
+  // Planes of another size are those of another release's tiles.
+  const bool has_planes = plane_bytes == PlaneBytesOf(cache);
   SlotPool::BeginWrite();
   uint8_t* originals = cache.backing_memory()->base();
   VisitOriginals(cache, block.backing_slot, [&](int64_t to, int64_t offset, int64_t bytes) {
@@ -187,14 +190,14 @@ absl::Status CopyIn(const Cache& cache, const BlockWrite& block,
     const TileTarget to = SlotTarget(cache, block.device_slot, plane, tile);
     const OriginalTile original =
         OriginalTileAt(originals, cache.backing().layout(), spec, block.backing_slot, plane, tile);
-    if (plane_bytes > 0) {
+    if (has_planes) {
       std::memcpy(to.scan, payload.data() + offset, static_cast<size_t>(tile_layout.scan_bytes));
       std::memcpy(to.detail, payload.data() + offset + tile_layout.scan_bytes,
                   static_cast<size_t>(tile_layout.detail_bytes));
     }
     uint64_t checksum = 0;
     const uint64_t tag = TileIdentityTag(block.key, plane.layer, plane.kv_head, tile);
-    if (plane_bytes == 0 || !IsGood(tile_layout, to.scan, to.detail, original, tag)) {
+    if (!has_planes || !IsGood(tile_layout, to.scan, to.detail, original, tag)) {
       status.Update(WriteTile(cache, block, plane, tile, to, &checksum));
     } else {
       TileHeader header;

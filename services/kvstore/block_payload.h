@@ -25,9 +25,10 @@ bool CopyOut(const Cache& cache, const SlotRef& device, const SlotRef& backing,
              absl::Span<uint8_t> payload);
 
 // Writes a block into slots that are being written: originals as they are, planes as they are when
-// every tile of them is good and of these originals, made anew otherwise.
-// Errors: DataLoss [SPILL_DAMAGED], the payload has another size, or originals whose digest is not
-//         block.originals_digest; the slots must not be sealed then.
+// they have the size of this release's and every tile is good and of these originals, made anew
+// otherwise.
+// Errors: DataLoss [SPILL_DAMAGED], the payload is smaller than originals, or its originals' digest
+//         is not block.originals_digest; the slots must not be sealed then.
 absl::Status CopyIn(const Cache& cache, const BlockWrite& block, absl::Span<const uint8_t> payload);
 
 // Where the bytes of a payload lie in the block's slots, in its order. Nothing is copied.

@@ -54,7 +54,7 @@ std::string FormatText(int tile_format_version = kTileFormatVersion) {
 }
 
 // What a directory of the release before this one says, and a store of this one reads: its tiles
-// have the sizes of ours, are refused by their header, and made again from the originals.
+// have other sizes or are refused by their header, and are made again from the originals.
 std::string FormatTextBefore() { return FormatText(kTileFormatVersion - 1); }
 
 absl::Status Damaged(absl::string_view what) {

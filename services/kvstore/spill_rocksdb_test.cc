@@ -274,27 +274,27 @@ TEST_F(SpillRocksDbTest, AMakingThatWasCutIsDoneAgain) {
 TEST_F(SpillRocksDbTest, AnotherFormatVersionIsRefused) {
   Open().reset();
   for (const char* text :
-       {"certkv blocks, version 99", "certkv blocks, version 1, tiles version 3",
-        "certkv blocks, version 1, tiles version 0", "certkv blocks, version 2, tiles version 2"}) {
+       {"certkv blocks, version 99", "certkv blocks, version 1, tiles version 4",
+        "certkv blocks, version 1, tiles version 1", "certkv blocks, version 2, tiles version 3"}) {
     SetFormat(text);
     const auto store = OpenRocksDbSpill(directory_);
     EXPECT_EQ(ReasonOf(store.status()), "SPILL_FORMAT") << text;
     EXPECT_THAT(std::string(store.status().message()), HasSubstr(text));
     EXPECT_THAT(std::string(store.status().message()),
-                HasSubstr("'certkv blocks, version 1, tiles version 2' and reads"));
+                HasSubstr("'certkv blocks, version 1, tiles version 3' and reads"));
   }
 }
 
 TEST_F(SpillRocksDbTest, ADirectoryOfTheReleaseBeforeIsTakenOver) {
   ASSERT_TRUE(Put(*Open(), 1, 0).ok());
-  SetFormat("certkv blocks, version 1, tiles version 1");
+  SetFormat("certkv blocks, version 1, tiles version 2");
   auto store = Open();
   ASSERT_NE(store, nullptr);
   const auto found = List(*store);
   ASSERT_EQ(found.size(), 1u);
   EXPECT_TRUE(Check(*store, found.begin()->second).ok());
   store.reset();
-  EXPECT_EQ(Format(), "certkv blocks, version 1, tiles version 2")
+  EXPECT_EQ(Format(), "certkv blocks, version 1, tiles version 3")
       << "the release before does not read what is added now";
 }
 

@@ -187,6 +187,39 @@ TEST_F(StoreEngineSpillTest, PlanesOfTheTilesBeforeAreMadeAgain) {
   EXPECT_EQ(header.format_version, kTileFormatVersion);
 }
 
+// Tiles of another release may be smaller or larger.
+TEST_F(StoreEngineSpillTest, PlanesOfAnotherSizeAreMadeAgain) {
+  for (const int change : {128, -64}) {
+    SCOPED_TRACE(change);
+    store().PutUnleased(worker_, 0, 0, 2);
+    store().engine.SpillAll();
+    for (auto& [id, file] : disk_.files) {
+      if (change > 0) {
+        file.payload.insert(file.payload.begin(), change, 0x5a);
+      } else {
+        file.payload.erase(file.payload.begin(), file.payload.begin() - change);
+      }
+      file.block.payload_bytes += change;
+    }
+    Start();
+    EXPECT_EQ(ReadAll(0, 2), 2);
+    EXPECT_EQ(tier_->GetStats().blocks_damaged, 0);
+    disk_.files.clear();
+    Start();
+  }
+}
+
+TEST_F(StoreEngineSpillTest, APayloadWithoutRoomForItsOriginalsIsNotFound) {
+  store().PutUnleased(worker_, 0, 0, 1);
+  store().engine.SpillAll();
+  auto& file = disk_.files.begin()->second;
+  file.payload.resize(100);
+  file.block.payload_bytes = 100;
+  Start();
+  EXPECT_EQ(ReadAll(0, 1), 0);
+  EXPECT_EQ(tier_->GetStats().blocks_damaged, 1);
+}
+
 TEST_F(StoreEngineSpillTest, DamagedOriginalsOnDiskAreNotFound) {
   store().PutUnleased(worker_, 0, 0, 3);
   store().engine.SpillAll();

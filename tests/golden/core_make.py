@@ -118,15 +118,15 @@ def tile_layout(key, value, head_dim, value_dim, bands):
     zero_offset = 64 + up64(scale)
     witness_offset = zero_offset + up64(scale)
     coarse_offset = witness_offset + 64 * bands
-    sub_block = fine + values + (0 if whole else 64)
+    sub_block = fine + values
     return {"key_format": KEY_FORMATS[key], "value_format": VALUE_FORMATS[value],
             "head_dim": head_dim, "value_dim": value_dim, "witness_bands": bands,
             "scale_offset": 64, "zero_offset": zero_offset, "scale_bytes": scale,
             "witness_offset": witness_offset, "coarse_offset": coarse_offset,
             "coarse_bytes": coarse, "scan_bytes": coarse_offset + 4 * coarse,
             "fine_bytes": fine, "value_offset": fine, "value_bytes": values,
-            "value_scale_offset": fine + values, "sub_block_bytes": sub_block,
-            "detail_bytes": 4 * sub_block}
+            "sub_block_bytes": sub_block, "value_scale_offset": 4 * sub_block,
+            "detail_bytes": 4 * sub_block + (0 if whole else 128)}
 
 
 def tile_layouts():

@@ -158,6 +158,29 @@ def pair_plane(pairs):
     return out
 
 
+def value_scale(code):
+    e, m = code >> 3, code & 7
+    return m * 2.0**-21 if e == 0 else (8 + m) * 2.0**(e - 22)
+
+
+def encode_value(y, levels):
+    """Codes of one rotated row for codes 0 ... levels - 1, and its scale code and zero code."""
+    low, high = min(y.min(), F32(0)), max(y.max(), F32(0))
+    span = F32(high - low)
+    assert span > 2.0**-10, "far from what is rounded to zeros"
+    share = F32(255 / 256 * (1 - 2.0**-12))
+    least = float(span) / float(levels * share)
+    scale_code = next(c for c in range(256) if value_scale(c) >= least)
+    assert abs(value_scale(scale_code) / least - 1) > 2.0**-20, "its rounding doesn't matter"
+    inverse = F32(F32(1) / F32(value_scale(scale_code)))
+    twice = F32(F32(levels) - F32(F32(low + high) * inverse))
+    zero_code = int(np.rint(min(F32(twice * F32(128 / levels)), F32(255))))
+    offset = F32(zero_code * levels / 256 - 0.5)
+    codes = np.rint(((y * inverse).astype(F32) + offset).astype(F32)).astype(int)
+    assert codes.min() >= 0 and codes.max() < levels
+    return codes, scale_code, zero_code
+
+
 def value_plane(codes, is_v4):
     """[16][d_v] codes as [8 pairs][zones][8 lanes] dwords."""
     zone, per_word, width = (32, 4, 4) if is_v4 else (16, 2, 8)
@@ -197,18 +220,18 @@ def encode(key_format, value_format, dtype, d, dv):
             fine = [nibble_plane(b & 15) for b in blocks]
         elif key_format == "K6":
             fine = [pair_plane(b >> 2 & 3) for b in blocks]
-    detail = b""
+    detail = scales = zeros = b""
     for s in range(4):
         rows = values[16 * s:16 * s + 16]
         detail += fine[s]
         if value_format in ("F16", "BF16"):
             detail += bits16(rows, dtype).astype("<u2").tobytes()
             continue
-        tokens = [encode_affine(rotate(row), 15 if value_format == "V4" else 255) for row in rows]
+        tokens = [encode_value(rotate(row), 16 if value_format == "V4" else 256) for row in rows]
         detail += value_plane(np.array([t[0] for t in tokens]), value_format == "V4")
-        detail += np.array([t[1] for t in tokens], "<f2").tobytes()
-        detail += np.array([t[2] for t in tokens], "<f2").tobytes()
-    return head + b"".join(coarse), detail
+        scales += bytes(t[1] for t in tokens)
+        zeros += bytes(t[2] for t in tokens)
+    return head + b"".join(coarse), detail + scales + zeros
 
 
 def main():
