@@ -250,7 +250,8 @@ def test_the_layout_that_is_learnt_is_that_of_the_attention(model_path, dtype, t
     bits = blocks.view(torch.int16).numpy().view(np.uint16).reshape(4, 3, 2, tokens * head_dim)
     stored = np.empty_like(bits[0])
     for block, first in ((0, 0), (3, tokens)):
-        layout.pack(bits[block], stored)
+        for part, (rows, channels) in enumerate((layout.key_order, layout.value_order)):
+            stored[:, part] = bits[block][:, part, (rows[:, None] + channels).reshape(-1)]
         for part, truth in enumerate((keys, values)):
             wanted = truth[first : first + tokens].transpose(0, 1).reshape(3, -1)
             seen = torch.from_numpy(stored[:, part].view(np.int16).copy()).view(dtype)

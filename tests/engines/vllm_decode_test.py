@@ -88,7 +88,7 @@ class Engine:
         )
         self.link = StoreLink(self.spec, target, client, _log)
         self.rows = _vllm_decode.decode_rows(self.link, self.options, _log)
-        self.decoder = _vllm_decode.Decoder(self.rows, blocks, self.spec, NAMES, TOKENS)
+        self.decoder = _vllm_decode.Decoder(self.rows, blocks, self.spec, NAMES)
         self.plan = _vllm_decode.DecodePlan(TOKENS, has_random_ids=True)
         self.isa = cpu_attn._get_attn_isa(torch.bfloat16, TOKENS, DIM, "auto")
         self._free = iter(range(3, BLOCKS))

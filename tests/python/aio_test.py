@@ -37,6 +37,21 @@ def test_calls_give_what_the_blocking_ones_give(server, request_id):
         assert np.all(distance <= read.certificates["output_error_bound"] + 1e-12)
 
 
+def test_pages_of_an_engine_are_put_as_their_rows_are(server):
+    made = MadeSequence(128, seed=72)
+    tensors = [np.ascontiguousarray(np.stack(layer).reshape(2, 8, 16, 2, 64)) for layer in made.layers]
+    cache = certkv.PagedCache.from_tensors(make_spec(), "KBTHD", tensors)
+
+    async def run():
+        async with await aio.connect(make_spec(), server.target) as client:
+            paged = await client.put_paged(made.token_ids, cache, list(range(8)))
+            return paged.blocking.block_count, paged.blocking.originals(1, 1)[0].copy()
+
+    blocks, keys = asyncio.run(run())
+    assert blocks == 2
+    np.testing.assert_array_equal(keys, made.layers[1][0][64:128].transpose(1, 0, 2))
+
+
 def test_errors_are_those_of_the_blocking_calls(server, tmp_path):
     async def run():
         async with await aio.connect(make_spec(), server.target) as client:

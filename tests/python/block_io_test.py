@@ -32,7 +32,7 @@ class Engine:
         self.spec = make_engine_spec(engine_tokens, **spec)
         self.tokens, self.store_tokens = engine_tokens, self.spec.block_tokens
         places = np.arange(engine_tokens * DIM).reshape(engine_tokens, DIM).T.reshape(-1)
-        layout = BlockLayout(np.argsort(places), np.arange(engine_tokens * DIM))
+        layout = BlockLayout(np.argsort(places), np.arange(engine_tokens * DIM), engine_tokens)
         random = np.random.default_rng(seed)
         numbers = random.standard_normal((LAYERS, BLOCKS, KV_HEADS, 2, engine_tokens * DIM))
         self.cache = (numbers.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
@@ -104,7 +104,7 @@ def test_blocks_of_one_engine_are_those_of_another(engines, engine_tokens):
 
 def test_another_layout_of_the_same_model_shares_blocks(engines):
     one, two = engines(3), engines(4)
-    two.blocks.layout = BlockLayout(np.arange(128 * DIM), np.arange(128 * DIM))
+    two.blocks.layout = BlockLayout(np.arange(128 * DIM), np.arange(128 * DIM), 128)
     keys = one.keys(300, 1)
     one.save(keys, 0, [3])
     assert two.load(LoadJob("r", [keys], 0, [9])) == set()

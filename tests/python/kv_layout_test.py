@@ -45,13 +45,25 @@ def test_any_order_is_learnt_and_undone(order):
     keys, values = random.integers(0, 2**16, (2, HEADS, TOKENS, DIM), np.uint16)
     engine = np.stack([order(keys), token_major(values)], axis=1)
     stored = np.empty_like(engine)
-    layout.pack(engine, stored)
+    for part, (tokens, channels) in enumerate((layout.key_order, layout.value_order)):
+        stored[:, part] = engine[:, part, (tokens[:, None] + channels).reshape(-1)]
+        assert tokens.min() >= 0 and channels.min() >= 0
     np.testing.assert_array_equal(stored[:, 0].reshape(HEADS, TOKENS, DIM), keys)
     np.testing.assert_array_equal(stored[:, 1].reshape(HEADS, TOKENS, DIM), values)
     again = np.empty_like(engine)
     layout.unpack(stored, again)
     np.testing.assert_array_equal(again, engine)
     assert np.array_equal(stored, engine) == (order is token_major)
+
+
+def test_an_order_that_is_no_sum_of_tokens_and_channels_is_refused():
+    places = np.arange(COUNT)
+    places[[0, 1, DIM]] = places[[1, DIM, 0]]
+    layout = BlockLayout(places, np.arange(COUNT), TOKENS)
+    layout.value_order
+    with pytest.raises(certkv.InvalidArgumentError, match="keys of a token") as raised:
+        layout.key_order
+    assert raised.value.reason == "ENGINE_UNSUPPORTED"
 
 
 def scale(block):

@@ -30,6 +30,7 @@ from certkv._errors import (
 )
 from certkv._native import VERSION as __version__
 from certkv._native import default_target
+from certkv._paged_cache import PagedCache, StagedBlocks
 from certkv._reads import CERTIFICATE_DTYPE, Attention, Outcome, Read, ReadRequest, Rung
 from certkv._request import Request, RiskSummary
 from certkv._spec import CacheSpec, LayerSpec
@@ -51,6 +52,7 @@ __all__ = [
     "LayerSpec",
     "NotFoundError",
     "Outcome",
+    "PagedCache",
     "PermissionDeniedError",
     "Read",
     "ReadRequest",
@@ -59,6 +61,7 @@ __all__ = [
     "RiskSummary",
     "Rung",
     "Sequence",
+    "StagedBlocks",
     "UnauthenticatedError",
     "UnavailableError",
     "__version__",

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from certkv import _native
+from certkv._paged_cache import PagedCache, StagedBlocks
 from certkv._spec import CacheSpec
 
 
@@ -52,6 +53,33 @@ class BlockChain:
             ResourceExhaustedError: [STORE_FULL | QUOTA_EXCEEDED | STAGING_FULL].
         """
         self._native.append(list(keys), blocks)
+
+    def append_paged(
+        self, keys: AnySequence[bytes], cache: PagedCache, pages: AnySequence[int] | np.ndarray
+    ) -> None:
+        """append() straight from an engine's pages, each number moved once.
+
+        Args:
+            keys: as append().
+            cache: of this client's spec.
+            pages: block table of the whole sequence: tokens i * page_tokens and on are in page
+                pages[i]. What comes before the chain's end isn't read.
+
+        Raises:
+            As append(); InvalidArgumentError: [BLOCK_TABLE_INVALID | PAGED_CACHE_INVALID].
+        """
+        self._native.append_paged(list(keys), cache._native, pages)
+
+    def append_staged(self, keys: AnySequence[bytes], staged: StagedBlocks) -> None:
+        """Seals what Client.stage_blocks has copied; `staged` is closed, also when it fails.
+
+        Args:
+            keys: one for each block of `staged`.
+
+        Raises:
+            As append().
+        """
+        self._native.append_staged(list(keys), staged._native)
 
     def copy(self, first_block: int, out: np.ndarray, quantized: bool = False) -> None:
         """Copies blocks first_block, first_block + 1, ... into the rows of `out`.

@@ -6,7 +6,7 @@ import collections
 import dataclasses
 import logging
 import threading
-from typing import Any
+from typing import Any, Optional
 
 import numpy as np
 
@@ -14,6 +14,8 @@ from certkv import _errors
 from certkv._block_chain import block_elements
 from certkv._job_thread import JobThread
 from certkv._kv_layout import BlockLayout
+from certkv._paged_cache import PagedCache
+from certkv._spec import CacheSpec
 from certkv._store_link import StoreLink
 
 
@@ -76,12 +78,19 @@ class EngineBlocks:
                 out[place, index] = layer[block_id]
         return out
 
-    def make_row(self, blocks: np.ndarray) -> np.ndarray:
-        """A store block, [1, elements], of what copy_out() gave of its engine blocks."""
-        row = np.empty(self.row_shape, np.uint16)
-        for part, block in enumerate(blocks):
-            self.layout.pack(block, row[:, :, :, part])
-        return row.reshape(1, -1)
+    def paged(self, spec: CacheSpec, copies: Optional[np.ndarray] = None) -> PagedCache:
+        """The engine's cache, or what copy_out() gave, whose pages are then its rows.
+
+        Raises:
+            InvalidArgumentError: [ENGINE_UNSUPPORTED], the layout is no order that it takes.
+        """
+        return PagedCache.from_tensors(
+            spec,
+            "BHKE" if copies is None else "BLHKE",
+            self.layers if copies is None else [copies],
+            key_order=self.layout.key_order,
+            value_order=self.layout.value_order,
+        )
 
     def write_row(self, row: np.ndarray, block_ids: dict[int, int]) -> None:
         """Writes parts of a store block into the engine's cache.
@@ -284,6 +293,9 @@ class BlockSaver:
     ) -> int:
         """The block after the last that is in the store or was given up."""
         per_row = self._blocks.per_store_block
+        cache = self._blocks.paged(self._link.spec, copies)
+        # The copies are of the sequence's blocks from `first` on; what is before isn't read.
+        pages = np.arange(-first * per_row, len(copies), dtype=np.int32)
         done, chain = first, None
         try:
             chain = client.lookup_blocks(keys)
@@ -293,9 +305,7 @@ class BlockSaver:
             done = chain.block_count
             self._counters.add("shared_blocks", done - first)
             while done < len(keys):
-                at = (done - first) * per_row
-                row = self._blocks.make_row(copies[at : at + per_row])
-                chain.append(keys[done : done + 1], row)
+                chain.append_paged(keys[done : done + 1], cache, pages)
                 self._counters.add("saved_blocks")
                 done += 1
         except _errors.InvalidArgumentError as error:

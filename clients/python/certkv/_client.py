@@ -12,6 +12,7 @@ import numpy as np
 from certkv import _native
 from certkv._block_chain import BlockChain
 from certkv._errors import error_of
+from certkv._paged_cache import PagedCache, StagedBlocks
 from certkv._reads import Attention, Read, ReadRequest, native_reads
 from certkv._request import Request
 from certkv._spec import CacheSpec
@@ -98,6 +99,48 @@ class Client:
                 pressure_wait_ms; nothing stays reserved.
         """
         return self._sequence(self._native.put_sequence(token_ids, layers))
+
+    def put_paged(
+        self,
+        token_ids: AnySequence[int] | ArrayLike,
+        cache: PagedCache,
+        pages: AnySequence[int] | np.ndarray,
+    ) -> Sequence:
+        """put_sequence() straight from an engine's pages, each number moved once.
+
+        Args:
+            token_ids: as put_sequence.
+            cache: of this client's spec.
+            pages: block table: tokens i * page_tokens and on are in page pages[i].
+
+        Raises:
+            As put_sequence; InvalidArgumentError: [BLOCK_TABLE_INVALID | PAGED_CACHE_INVALID].
+        """
+        return self._sequence(self._native.put_paged(token_ids, cache._native, pages))
+
+    def stage_blocks(
+        self,
+        cache: PagedCache,
+        pages: AnySequence[int] | np.ndarray,
+        first_token: int,
+        block_count: int,
+    ) -> StagedBlocks:
+        """Copies whole blocks into staging slots; the engine may reuse their pages afterwards.
+
+        Args:
+            cache, pages: as put_paged.
+            first_token: of the table, where the first block begins.
+            block_count: at least 1.
+
+        Returns:
+            What BlockChain.append_staged seals.
+
+        Raises:
+            ResourceExhaustedError: [STAGING_FULL], without waiting for slots.
+            InvalidArgumentError: [BLOCK_TABLE_INVALID | PAGED_CACHE_INVALID | SEQUENCE_INVALID].
+        """
+        native = self._native.stage_blocks(cache._native, pages, first_token, block_count)
+        return self._adopt(StagedBlocks(native))
 
     def lookup(self, token_ids: AnySequence[int] | ArrayLike) -> Sequence:
         """The longest prefix of whole blocks that the store has, leased; it may be empty."""
@@ -188,7 +231,7 @@ class Client:
         """Closes what it made and ends the session. Idempotent."""
         with self._children_lock:
             children = list(self._children)
-        for kind in (Attention, Request, Sequence, BlockChain):
+        for kind in (Attention, Request, Sequence, BlockChain, StagedBlocks):
             for child in children:
                 if isinstance(child, kind):
                     child.close()

@@ -20,8 +20,8 @@ from certkv._store_link import StoreLink
 
 _OPENINGS_MAX = 16  # of one request id
 
-# Token ids and, for each layer, keys and values [tokens, KV heads, d] of what a request has so far.
-Prefix = tuple[list[int], list[tuple[Any, Any]]]
+# Puts what a request has so far into the store.
+Prefix = Callable[[Client], Sequence]
 
 
 class DecodeRow:
@@ -89,14 +89,14 @@ class DecodeRows:
         request_id: str,
         token_count: int,
         token_id: int,
-        prefix: Callable[[], Prefix],
+        prefix: Prefix,
         name: str = "",
     ) -> DecodeRow:
         """The next step computes this token of the request.
 
         Args:
             token_count: its tokens with that one.
-            prefix: gives the tokens before it; called when the request is new here, or went back
+            prefix: puts the tokens before it into the store; called when the request is new here, or went back
                 (preempted, retracted) and was computed again. May raise certkv.Error.
             name: under which gate knows the request, unless it had one of that name before; "" =
                 request_id.
@@ -111,7 +111,7 @@ class DecodeRows:
         row.token_count = token_count
         try:
             if is_new:
-                self._open(row, *prefix())
+                self._open(row, prefix)
             elif row.is_certified:
                 row.sequence.finish_token()  # of the last step; a full block is sealed here
             if row.is_certified:
@@ -169,13 +169,13 @@ class DecodeRows:
             except OSError as error:
                 self._log.warning("CertKV: certificates of %s are lost: %s", row.request_id, error)
 
-    def _open(self, row: DecodeRow, token_ids: list[int], layers: list[tuple[Any, Any]]) -> None:
+    def _open(self, row: DecodeRow, prefix: Prefix) -> None:
         """Puts what the request has so far into the store."""
         client = row.client = self._link.client()
         if client is None:
             raise _errors.error_of("UNAVAILABLE", "", "the store is away")
+        row.sequence = prefix(client)
         self._open_request(client, row)
-        row.sequence = client.put_sequence(token_ids, layers)
         row.attention = client.attention(row.sequence, row.request)
 
     def _open_request(self, client: Client, row: DecodeRow) -> None:

@@ -7,6 +7,7 @@ from typing import Callable
 import numpy as np
 
 from certkv._engine import unsupported
+from certkv._paged_cache import PageOrder
 
 # Writes keys and values, each [block_tokens, KV heads, channels], into a fresh block as the engine
 # does; returns the block's numbers: [KV heads, (keys, values), block_tokens * channels]. All are
@@ -24,13 +25,27 @@ class BlockLayout:
     numbers that name their place, and what lies where is read from the block.
 
     Attributes:
+        block_tokens: of a block.
         key_places, value_places: [block_tokens * channels] int64: element i of the store's order is
             element places[i] of the engine's.
     """
 
-    def __init__(self, key_places: np.ndarray, value_places: np.ndarray) -> None:
+    def __init__(
+        self, key_places: np.ndarray, value_places: np.ndarray, block_tokens: int
+    ) -> None:
+        self.block_tokens = block_tokens
         self.key_places, self.value_places = key_places, value_places
         self._key_inverse, self._value_inverse = np.argsort(key_places), np.argsort(value_places)
+
+    @property
+    def key_order(self) -> PageOrder:
+        """The order as PagedCache takes it. Raises InvalidArgumentError [ENGINE_UNSUPPORTED]."""
+        return _order_of(self.key_places, self.block_tokens, "keys")
+
+    @property
+    def value_order(self) -> PageOrder:
+        """As key_order."""
+        return _order_of(self.value_places, self.block_tokens, "values")
 
     @staticmethod
     def probe(
@@ -73,22 +88,28 @@ class BlockLayout:
                     f"{'values' if is_value else 'keys'}, head by head"
                 )
             found.append(np.argsort(indices[0]))
-        return BlockLayout(*found)
-
-    def pack(self, block: np.ndarray, out: np.ndarray) -> None:
-        """Copies an engine's block into the store's order.
-
-        Args:
-            block: [..., (keys, values), block_tokens * channels] in the engine's order.
-            out: the same shape.
-        """
-        out[..., 0, :] = _take(block[..., 0, :], self.key_places)
-        out[..., 1, :] = _take(block[..., 1, :], self.value_places)
+        return BlockLayout(*found, block_tokens)
 
     def unpack(self, block: np.ndarray, out: np.ndarray) -> None:
-        """Copies a block in the store's order into an engine's, the inverse of pack()."""
+        """Copies a block in the store's order into an engine's.
+
+        Args:
+            block: [..., (keys, values), block_tokens * channels] in the store's order.
+            out: the same shape.
+        """
         out[..., 0, :] = _take(block[..., 0, :], self._key_inverse)
         out[..., 1, :] = _take(block[..., 1, :], self._value_inverse)
+
+
+def _order_of(places: np.ndarray, block_tokens: int, what: str) -> PageOrder:
+    """Places as sums of a token's and a channel's, which all strides and packings are."""
+    table = places.reshape(block_tokens, -1)
+    tokens, channels = table[:, 0], table[0] - table[0, 0]
+    if not np.array_equal(tokens[:, None] + channels, table):
+        raise unsupported(f"{what} of a token lie in another order than those of the next")
+    # A channel's place may lie before the first one's; the lower of both tables then begins at 0.
+    shift = channels.min()
+    return (tokens + shift).astype(np.int32), (channels - shift).astype(np.int32)
 
 
 def _take(numbers: np.ndarray, places: np.ndarray) -> np.ndarray:

@@ -26,7 +26,8 @@ from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBack
 from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 
 from certkv import _engine, _errors, _native
-from certkv._decode_rows import DecodeRow, DecodeRows, Prefix
+from certkv._client import Client, Sequence
+from certkv._decode_rows import DecodeRow, DecodeRows
 from certkv._engine import read_options, unsupported, weights_fingerprint
 from certkv._spec import CacheSpec
 from certkv._store_link import StoreLink
@@ -201,7 +202,7 @@ class CertKVAttnBackend(TorchNativeAttnBackend):
             prefix = functools.partial(self._prefix, slots[:-1])
             self._batch.append(self._rows.begin_token(request_id, count, token_id, prefix))
 
-    def _prefix(self, slots: torch.Tensor) -> Prefix:
+    def _prefix(self, slots: torch.Tensor, client: Client) -> Sequence:
         ids = self._ids[slots]
         if bool((ids == _UNKNOWN).any()):
             raise unsupported("the request has tokens whose ids this engine hasn't seen")
@@ -210,7 +211,7 @@ class CertKVAttnBackend(TorchNativeAttnBackend):
             (pool.get_key_buffer(layer)[slots], pool.get_value_buffer(layer)[slots])
             for layer in range(len(self.spec.layers))
         ]
-        return ids.tolist(), layers
+        return client.put_sequence(ids.tolist(), layers)
 
     def forward_decode(
         self, q: Any, k: Any, v: Any, layer: Any, forward_batch: Any, save_kv_cache: bool = True

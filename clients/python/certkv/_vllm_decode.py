@@ -13,7 +13,8 @@ import numpy as np
 import torch
 
 from certkv._block_io import EngineBlocks
-from certkv._decode_rows import DecodeRow, DecodeRows, Prefix
+from certkv._client import Client, Sequence
+from certkv._decode_rows import DecodeRow, DecodeRows
 from certkv._engine import unsupported
 from certkv._spec import CacheSpec
 
@@ -107,10 +108,9 @@ class Decoder:
         blocks: EngineBlocks,
         spec: CacheSpec,
         layer_names: list[str],
-        block_tokens: int,
     ) -> None:
         self.rows = rows
-        self._blocks, self._spec, self._block_tokens = blocks, spec, block_tokens
+        self._cache = blocks.paged(spec)
         self._layers = {name: index for index, name in enumerate(layer_names)}
         self._steps: dict[int, DecodeRow] = {}  # by slot, of the forward that runs
 
@@ -154,21 +154,12 @@ class Decoder:
                 reads[index] = read
         return reads
 
-    def _prefix(self, step: DecodeStep) -> Prefix:
-        """What vLLM's cache has of the tokens before the step's."""
-        count, spec, tokens = step.token_count - 1, self._spec, self._block_tokens
-        if len(step.prefix_ids) != count:
+    def _prefix(self, step: DecodeStep, client: Client) -> Sequence:
+        """The tokens before the step's, put straight from vLLM's cache."""
+        if len(step.prefix_ids) != step.token_count - 1:
             # Its row is gone from here and not from the scheduler.
             raise unsupported("the request's tokens weren't sent again")
-        blocks = self._blocks.copy_out(step.block_ids)
-        packed = np.empty_like(blocks)
-        self._blocks.layout.pack(blocks, packed)
-        block_count, layer_count, heads = packed.shape[:3]
-        kv = packed.reshape(block_count, layer_count, heads, 2, tokens, spec.head_dim)
-        kv = np.ascontiguousarray(kv.transpose(1, 3, 0, 4, 2, 5)).reshape(
-            layer_count, 2, block_count * tokens, heads, spec.head_dim
-        )
-        return step.prefix_ids, [(keys[:count], values[:count]) for keys, values in kv]
+        return client.put_paged(step.prefix_ids, self._cache, step.block_ids)
 
 
 _active: Optional[Decoder] = None

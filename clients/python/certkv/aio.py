@@ -19,6 +19,7 @@ import concurrent.futures
 from typing import Any, Callable, Optional, TypeVar
 
 from certkv import _client, _reads, _request, _spec
+from certkv._paged_cache import PagedCache
 
 _T = TypeVar("_T")
 
@@ -145,6 +146,10 @@ class Client(_Async):
     async def put_sequence(self, token_ids: Any, layers: Any) -> Sequence:
         """As certkv.Client.put_sequence."""
         return Sequence(self._executor, await self._run("put_sequence", token_ids, layers))
+
+    async def put_paged(self, token_ids: Any, cache: PagedCache, pages: Any) -> Sequence:
+        """As certkv.Client.put_paged; the engine leaves the pages as they are until it returns."""
+        return Sequence(self._executor, await self._run("put_paged", token_ids, cache, pages))
 
     async def lookup(self, token_ids: Any) -> Sequence:
         """As certkv.Client.lookup."""

@@ -174,9 +174,7 @@ class CertKVConnector(KVConnectorBase_V1, SupportsHMA):
         layers = {name: context[name] for name in shape.layer_names}
         _vllm_decode.check_layers(layers, shape.spec, CertKVAttentionImpl)
         rows = _vllm_decode.decode_rows(self._link, self._options, _log)
-        self._decoder = _vllm_decode.Decoder(
-            rows, blocks, shape.spec, shape.layer_names, shape.engine_tokens
-        )
+        self._decoder = _vllm_decode.Decoder(rows, blocks, shape.spec, shape.layer_names)
         _vllm_decode.set_active_decoder(self._decoder)
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:

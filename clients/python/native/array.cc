@@ -21,6 +21,7 @@ absl::Status ArrayInvalid(absl::string_view message) {
 }
 
 int64_t ItemBytes(Dtype dtype) {
+  if (dtype == Dtype::kUint8) return 1;
   return dtype == Dtype::kFloat32 || dtype == Dtype::kInt32 ? 4 : 2;
 }
 
@@ -47,6 +48,8 @@ bool DtypeOfFormat(absl::string_view format, int64_t item_bytes, Dtype* dtype) {
     *dtype = Dtype::kFloat32;
   } else if (format == "i" || (format == "l" && item_bytes == 4)) {
     *dtype = Dtype::kInt32;
+  } else if (format == "B") {
+    *dtype = Dtype::kUint8;
   } else {
     return false;
   }
@@ -65,6 +68,8 @@ bool DtypeOfDlpack(const DlDataType& type, Dtype* dtype) {
     *dtype = Dtype::kUint16;
   } else if (type.code == kDlInt && type.bits == 32) {
     *dtype = Dtype::kInt32;
+  } else if (type.code == kDlUint && type.bits == 8) {
+    *dtype = Dtype::kUint8;
   } else {
     return false;
   }
@@ -80,7 +85,7 @@ void ReleaseTensor(DlManagedTensor* tensor) {
   if (tensor->deleter != nullptr) tensor->deleter(tensor);
 }
 
-constexpr char kKnownDtypes[] = "float16, bfloat16, float32, uint16 and int32";
+constexpr char kKnownDtypes[] = "float16, bfloat16, float32, uint8, uint16 and int32";
 
 }  // namespace
 
@@ -96,12 +101,17 @@ const char* DtypeName(Dtype dtype) {
       return "uint16";
     case Dtype::kInt32:
       return "int32";
+    case Dtype::kUint8:
+      return "uint8";
   }
   return "?";
 }
 
-Array::Array(py::handle object, const std::string& name)
-    : name_(name), buffer_(nullptr, &ReleaseBuffer), managed_(nullptr, &ReleaseTensor) {
+Array::Array(py::handle object, const std::string& name, Strides strides)
+    : name_(name),
+      strides_(strides),
+      buffer_(nullptr, &ReleaseBuffer),
+      managed_(nullptr, &ReleaseTensor) {
   if (PyObject_CheckBuffer(object.ptr()) != 0) {
     BorrowBuffer(object);
   } else if (py::hasattr(object, "__dlpack__") && py::hasattr(object, "__dlpack_device__")) {
@@ -130,7 +140,7 @@ void Array::BorrowBuffer(py::handle object) {
   }
   shape_.assign(buffer_->shape, buffer_->shape + buffer_->ndim);
   data_ = buffer_->buf;
-  CheckLayout({buffer_->strides, buffer_->strides + buffer_->ndim}, buffer_->itemsize);
+  TakeLayout({buffer_->strides, buffer_->strides + buffer_->ndim}, buffer_->itemsize);
 }
 
 void Array::BorrowDlpack(py::handle object) {
@@ -161,20 +171,23 @@ void Array::BorrowDlpack(py::handle object) {
   for (int i = 0; tensor.strides != nullptr && i < tensor.ndim; ++i) {
     strides.push_back(tensor.strides[i] * item_bytes);
   }
-  CheckLayout(strides, item_bytes);
+  TakeLayout(strides, item_bytes);
   PyCapsule_SetName(capsule.ptr(), "used_dltensor");
   managed_.reset(managed);
 }
 
-// No strides: contiguous.
-void Array::CheckLayout(const std::vector<int64_t>& strides_bytes, int64_t item_bytes) const {
+void Array::TakeLayout(const std::vector<int64_t>& strides_bytes, int64_t item_bytes) {
   if (reinterpret_cast<uintptr_t>(data_) % item_bytes != 0) {
     Refuse(absl::StrCat("is not aligned to its ", item_bytes, " byte elements; copy it"));
   }
+  strides_bytes_ = strides_bytes;
+  strides_bytes_.resize(shape_.size());
   int64_t expected = item_bytes;
-  for (size_t i = strides_bytes.size(); i-- > 0;) {
+  for (size_t i = shape_.size(); i-- > 0;) {
+    if (strides_bytes.empty()) strides_bytes_[i] = expected;
     // The stride of an axis of length 1 means nothing.
-    if (shape_[i] > 1 && strides_bytes[i] != expected) {
+    if (strides_ == Strides::kContiguous && shape_[i] > 1 && !strides_bytes.empty() &&
+        strides_bytes[i] != expected) {
       Refuse(absl::StrCat("has strides of (", absl::StrJoin(strides_bytes, ", "),
                           ") bytes for the shape (", absl::StrJoin(shape_, ", "),
                           "), must be C-contiguous; pass numpy.ascontiguousarray(...) or "

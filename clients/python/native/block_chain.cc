@@ -25,15 +25,6 @@ namespace {
   Throw(MakeError(absl::StatusCode::kInvalidArgument, "BLOCK_KEYS_INVALID", message));
 }
 
-std::vector<BlockKey> KeysOf(const std::vector<py::bytes>& keys) {
-  std::vector<BlockKey> out;
-  out.reserve(keys.size());
-  for (const py::bytes& key : keys) {
-    out.push_back(ValueOrThrow(BlockKeyFromBytes(std::string(key))));
-  }
-  return out;
-}
-
 // The shape of blocks: {block count, elements of one}.
 std::vector<int64_t> BlocksShape(const CacheSpec& spec, int64_t block_count) {
   return {block_count, client::BlockElements(spec)};
@@ -93,7 +84,38 @@ auto Locked(const Function& f) {
   };
 }
 
+void AppendPaged(const PyBlockChain& self, const std::vector<py::bytes>& keys,
+                 const client::PagedCache& cache, const py::object& pages) {
+  const std::vector<BlockKey> block_keys = KeysOf(keys);
+  const std::vector<int32_t> table = Pages(pages);
+  WithoutGil(self, [&](BlockChainState& state) {
+    const absl::MutexLock lock(&state.mutex);
+    ThrowIfError(state.worker->AppendPaged(*state.sequence, block_keys, cache, table));
+  });
+}
+
+void AppendStaged(const PyBlockChain& self, const std::vector<py::bytes>& keys, PyStaged* staged) {
+  const std::vector<BlockKey> block_keys = KeysOf(keys);
+  self.Get();  // refuses while the blocks are the caller's
+  const std::shared_ptr<StagedState> blocks = staged->Get();
+  staged->Close();
+  WithoutGil(self, [&](BlockChainState& state) {
+    const absl::MutexLock lock(&state.mutex);
+    ThrowIfError(
+        state.worker->AppendStaged(*state.sequence, block_keys, std::move(blocks->blocks)));
+  });
+}
+
 }  // namespace
+
+std::vector<BlockKey> KeysOf(const std::vector<py::bytes>& keys) {
+  std::vector<BlockKey> out;
+  out.reserve(keys.size());
+  for (const py::bytes& key : keys) {
+    out.push_back(ValueOrThrow(BlockKeyFromBytes(std::string(key))));
+  }
+  return out;
+}
 
 std::vector<py::bytes> BlockKeys(const PyWorker& self, const py::object& token_ids,
                                  const std::vector<py::bytes>& extra_keys, const py::bytes& parent,
@@ -138,6 +160,8 @@ std::unique_ptr<PyBlockChain> LookupBlocks(const PyWorker& self,
 void DefineBlockChain(py::module_& module) {
   py::class_<PyBlockChain>(module, "BlockChain")
       .def("append", &Append)
+      .def("append_paged", &AppendPaged)
+      .def("append_staged", &AppendStaged)
       .def("copy", &Copy)
       .def("block_count",
            Locked([](const client::Sequence& sequence) { return sequence.blocks().size(); }))

@@ -111,6 +111,17 @@ std::unique_ptr<PySequence> Pull(const PyWorker& self, const std::string& peer,
   return WrapSequence(self, std::move(sequence), std::move(ids));
 }
 
+std::unique_ptr<PySequence> PutPaged(const PyWorker& self, const py::object& token_ids,
+                                     const client::PagedCache& cache, const py::object& pages) {
+  std::vector<int32_t> ids = TokenIds(token_ids);
+  const std::vector<int32_t> table = Pages(pages);
+  auto sequence = WithoutGil(self, [&](client::Worker& worker) {
+    return ValueOrThrow(
+        worker.PutPaged(ids, cache, table, client::DefaultKeyContext(worker.spec())));
+  });
+  return WrapSequence(self, std::move(sequence), std::move(ids));
+}
+
 void AppendToken(const PySequence& self, int32_t token_id, const py::sequence& layers) {
   const Layers borrowed = BorrowLayers(self.Get()->worker->spec(), layers, {});
   WithoutGil(self, [&](SequenceState& state) {
@@ -218,6 +229,8 @@ void DefineClient(py::module_& module) {
   module.def("attach", &Attach);
   py::class_<PyWorker>(module, "Worker")
       .def("put_sequence", &PutSequence)
+      .def("put_paged", &PutPaged)
+      .def("stage_blocks", &StageBlocks)
       .def("lookup", &Lookup)
       .def("pull", &Pull)
       .def("block_keys", &BlockKeys)

@@ -11,6 +11,7 @@ PYBIND11_MODULE(_native, module) {
   python::DefineMemory(module);
   python::RegisterStatusError();
   python::DefineSpec(module);
+  python::DefinePagedCache(module);
   python::DefineClient(module);
   python::DefineBlockChain(module);
   python::DefineRequest(module);

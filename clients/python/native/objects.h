@@ -20,6 +20,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "clients/cpp/attention.h"
+#include "clients/cpp/paged_cache.h"
 #include "clients/cpp/request.h"
 #include "clients/cpp/worker.h"
 #include "clients/python/native/status_error.h"
@@ -108,15 +109,24 @@ struct BlockChainState {
   std::unique_ptr<client::Sequence> sequence ABSL_GUARDED_BY(mutex);
 };
 
+// Blocks in staging slots; they end before the worker does.
+struct StagedState {
+  std::shared_ptr<client::Worker> worker;
+  client::StagedBlocks blocks;  // one call at a time, which the GIL orders
+};
+
 using PyWorker = Owned<client::Worker>;
 using PySequence = Owned<SequenceState>;
 using PyBlockChain = Owned<BlockChainState>;
+using PyStaged = Owned<StagedState>;
+using PyPagedCache = std::shared_ptr<client::PagedCache>;
 using PyRequest = Owned<client::Request>;
 using PyAttention = Owned<AttentionState>;
 
 void DefineSpec(pybind11::module_& module);
 void DefineClient(pybind11::module_& module);
 void DefineBlockChain(pybind11::module_& module);
+void DefinePagedCache(pybind11::module_& module);
 void DefineRequest(pybind11::module_& module);
 void DefineAttention(pybind11::module_& module);
 
@@ -126,6 +136,16 @@ std::vector<pybind11::bytes> BlockKeys(const PyWorker& self, const pybind11::obj
                                        const pybind11::bytes& parent, int32_t rank);
 std::unique_ptr<PyBlockChain> LookupBlocks(const PyWorker& self,
                                            const std::vector<pybind11::bytes>& keys);
+
+// Functions of Worker in paged_cache.cc.
+std::unique_ptr<PyStaged> StageBlocks(const PyWorker& self, const client::PagedCache& cache,
+                                      const pybind11::object& pages, int64_t first_token,
+                                      int32_t block_count);
+// A block table: a sequence of Python integers, or an int32 array.
+std::vector<int32_t> Pages(const pybind11::object& object);
+
+// Of block_chain.cc. Throws InvalidArgument [DIGEST_SIZE].
+std::vector<BlockKey> KeysOf(const std::vector<pybind11::bytes>& keys);
 
 // Throws InvalidArgument [CACHE_SPEC_INVALID]. `spec` is a certkv.CacheSpec.
 CacheSpec SpecOf(const pybind11::object& spec);
