@@ -5,7 +5,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <string>
 #include <vector>
@@ -202,14 +204,14 @@ TEST_F(PagedCacheTest, AddressesOfAnotherDeviceOrOfTheHostAreRefused) {
   EXPECT_EQ(ReasonOf(PagedCache::Create(spec, on_device.options).status()), "DEVICE_NOT_HERE");
   on_device.options.device = 0;
   EXPECT_TRUE(PagedCache::Create(spec, on_device.options).ok());
-  // The last number lies in memory that is nobody's.
-  on_device.options.tensors[1].allocation = nullptr;
-  on_device.options.tensors[1].shape[0] = 4096;
-  on_device.options.tensors[0] = on_device.options.tensors[1];
-  on_device.options.tensors[2] = on_device.options.tensors[1];
-  on_device.options.tensors[3] = on_device.options.tensors[1];
-  for (size_t i = 0; i < 4; ++i) on_device.options.tensors[i].strides[0] <<= 20;
-  EXPECT_FALSE(PagedCache::Create(spec, on_device.options).ok());
+  // The first number of the tensor at the highest address is the device's, the last is nobody's.
+  PagedTensor& highest = *std::max_element(
+      on_device.options.tensors.begin(), on_device.options.tensors.end(),
+      [](const PagedTensor& a, const PagedTensor& b) { return std::less<>()(a.data, b.data); });
+  highest.allocation = nullptr;
+  highest.strides[2] = int64_t{1} << 34;
+  const absl::Status beyond = PagedCache::Create(spec, on_device.options).status();
+  EXPECT_EQ(ReasonOf(beyond), "DEVICE_NOT_HERE") << beyond;
   cuda_sharing::InjectFailures("cudaPointerGetAttributes=1");
   PagedEngine other(spec, {"BTHD"}, 10, device);
   EXPECT_EQ(ReasonOf(PagedCache::Create(spec, other.options).status()), "DEVICE_FAILED");
