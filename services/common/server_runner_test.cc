@@ -289,7 +289,8 @@ TEST_F(ServerRunnerTest, AServerThatStopsBeforeItIsReadyEndsItsWatches) {
   when_ready_ = [](const std::function<void()>&) {};
   ASSERT_TRUE(Start().ok());
   HealthWatch watch(Channel(), kGateName);
-  runner_->Stop();
+  runner_->RequestStop();
+  runner_->Run();  // Stop would cancel the watch before its end has been sent
   EXPECT_THAT(watch.Join(), ElementsAre(HealthCheckResponse::NOT_SERVING));
 }
 
