@@ -19,6 +19,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "certkv/gate/v1/gate.grpc.pb.h"
 #include "gmock/gmock.h"
@@ -277,7 +278,8 @@ TEST_F(ServerRunnerTest, HealthSaysServingOnceTheServiceIsReady) {
   ready();
   EXPECT_EQ(CheckHealth(Channel(), kGateName), HealthCheckResponse::SERVING);
   EXPECT_EQ(CheckHealth(Channel(), ""), HealthCheckResponse::SERVING);
-  runner_->Stop();
+  runner_->RequestStop();
+  runner_->Run();  // Stop would cancel the watches before their end has been sent
   for (HealthWatch* watch : {&service, &whole}) {
     EXPECT_THAT(watch->Join(),
                 ElementsAre(HealthCheckResponse::NOT_SERVING, HealthCheckResponse::SERVING,
@@ -290,7 +292,7 @@ TEST_F(ServerRunnerTest, AServerThatStopsBeforeItIsReadyEndsItsWatches) {
   ASSERT_TRUE(Start().ok());
   HealthWatch watch(Channel(), kGateName);
   runner_->RequestStop();
-  runner_->Run();  // Stop would cancel the watch before its end has been sent
+  runner_->Run();  // as above
   EXPECT_THAT(watch.Join(), ElementsAre(HealthCheckResponse::NOT_SERVING));
 }
 
@@ -328,6 +330,8 @@ TEST_F(ServerRunnerTest, DrainSaysNotServingAndFinishesRunningCalls) {
   } while (late_status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED ||
            late_status.error_code() == grpc::StatusCode::CANCELLED);
   EXPECT_EQ(late_status.error_code(), grpc::StatusCode::UNAVAILABLE);
+  // Services are told just after that, while the old call is still running.
+  for (int n = 0; n < 1000 && !drained_; ++n) absl::SleepFor(absl::Milliseconds(10));
   EXPECT_TRUE(drained_);
   release.Notify();
   slow.join();
