@@ -186,16 +186,10 @@ template <typename V>
 void LoadValueScales(const AttendState& s, const AttendTile& tile, Unit* unit) {
   const auto* header = reinterpret_cast<const TileHeader*>(tile.scan);
   const uint8_t* codes = tile.detail + s.args->layout->value_scale_offset;
-  typename V::F scale_max = V::Zero();
-  typename V::F zero_max = V::Zero();
+  ValueReach<V> reach;
   for (int t = 0; t < kTileTokens; t += V::kLanes) {
-    const typename V::F scale = ValueScales<V>(codes + t);
-    const typename V::F shift = ValueShifts<V>(codes + kTileTokens + t, s.value_levels + 1);
-    const typename V::F zero = V::Mul(shift, scale);  // exact
-    V::Store(unit->value_scale + t, scale);
-    V::Store(unit->value_zero + t, zero);
-    scale_max = V::Max(scale_max, scale);
-    zero_max = V::Max(zero_max, V::Abs(zero));
+    DecodeValueCodings<V>(codes + t, s.value_levels + 1, unit->value_scale + t,
+                          unit->value_zero + t, &reach);
   }
   if constexpr (!V::kCertified) return;
   // The header goes on after the four bounds, so that a whole vector may be read.
@@ -203,9 +197,7 @@ void LoadValueScales(const AttendState& s, const AttendTile& tile, Unit* unit) {
   float eta[V::kLanes];
   V::Store(eta, V::LoadF16(header->value_error_bound));
   for (int b = 0; b < kSubBlocksPerTile; ++b) unit->eta[b] = eta[b];
-  float maxima[4];
-  V::ReduceMax4(scale_max, zero_max, scale_max, zero_max, maxima);
-  unit->rotated_reach = s.value_levels * maxima[0] + maxima[1];
+  unit->rotated_reach = RotatedReach<V>(s.value_levels, reach);
 }
 
 template <typename V>

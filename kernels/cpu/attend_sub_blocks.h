@@ -108,20 +108,15 @@ template <typename V>
 // Value scales, zeros and eta of `sub_block` into slot k.
 template <typename V>
 [[gnu::always_inline]] inline void LoadSlot(const AttendState& s, int k, int32_t sub_block,
-                                            Unit* unit, typename V::F* scale_max,
-                                            typename V::F* zero_max) {
+                                            Unit* unit, ValueReach<V>* reach) {
   const AttendTile& tile = s.args->tiles[sub_block / kSubBlocksPerTile];
   const int b = sub_block % kSubBlocksPerTile;
   const uint8_t* codes =
       tile.detail + s.args->layout->value_scale_offset + int64_t{kSubBlockTokens} * b;
   for (int t = 0; t < kSubBlockTokens; t += V::kLanes) {
-    const typename V::F scale = ValueScales<V>(codes + t);
-    const typename V::F shift = ValueShifts<V>(codes + kTileTokens + t, s.value_levels + 1);
-    const typename V::F zero = V::Mul(shift, scale);  // exact
-    V::Store(unit->value_scale + k * kSubBlockTokens + t, scale);
-    V::Store(unit->value_zero + k * kSubBlockTokens + t, zero);
-    *scale_max = V::Max(*scale_max, scale);
-    *zero_max = V::Max(*zero_max, V::Abs(zero));
+    const int slot = k * kSubBlockTokens + t;
+    DecodeValueCodings<V>(codes + t, s.value_levels + 1, unit->value_scale + slot,
+                          unit->value_zero + slot, reach);
   }
   uint16_t bits[V::kLanes] = {};
   bits[0] = reinterpret_cast<const TileHeader*>(tile.scan)->value_error_bound[b];
@@ -145,8 +140,7 @@ void ReadBatch(AttendState& s, int g, const int32_t* batch, int count, int ahead
   QuadWidths widths = {};  // of one head
   ValuePlane plane;
   plane.pair_bytes = layout.value_bytes / (kSubBlockTokens / 2);
-  typename V::F scale_max = V::Zero();
-  typename V::F zero_max = V::Zero();
+  ValueReach<V> reach;
   for (int k = 0; k < kSubBlocksPerTile; ++k) {
     // Slots that are not used have weight 0; they read the first one's bytes.
     const int32_t sub_block = batch[k < count ? k : 0];
@@ -154,7 +148,7 @@ void ReadBatch(AttendState& s, int g, const int32_t* batch, int count, int ahead
     const int b = sub_block % kSubBlocksPerTile;
     const uint8_t* detail = tile.detail + b * layout.sub_block_bytes;
     plane.sub_block[k] = detail + layout.value_offset;
-    LoadSlot<V>(s, k, sub_block, &unit, &scale_max, &zero_max);
+    LoadSlot<V>(s, k, sub_block, &unit, &reach);
     if (k >= count) {
       unit.eta[k] = 0;
       continue;
@@ -171,9 +165,7 @@ void ReadBatch(AttendState& s, int g, const int32_t* batch, int count, int ahead
     ScoreStoredSubBlock<V>(s, tile.scan + layout.coarse_offset + b * layout.coarse_bytes, detail, g,
                            s.scores + g * kTileTokens + k * kSubBlockTokens, prefetch);
   }
-  float maxima[4];
-  V::ReduceMax4(scale_max, zero_max, scale_max, zero_max, maxima);
-  unit.rotated_reach = s.value_levels * maxima[0] + maxima[1];
+  unit.rotated_reach = RotatedReach<V>(s.value_levels, reach);
 
   const uint32_t poisoned = BoundHeads<V>(s, g, OneHead(), unit, widths);
   for (int k = 0; k < count; ++k) HideOutside(s, g, k, batch[k]);

@@ -46,6 +46,35 @@ template <typename V>
   return V::NegMulAdd(zeros, V::Set(levels / 256), V::Set(0.5f));  // exact
 }
 
+// The largest of a unit's value scales, and of its zeros' magnitudes, in lanes.
+template <typename V>
+struct ValueReach {
+  typename V::F scale = V::Zero();
+  typename V::F zero = V::Zero();
+};
+
+// Decodes kLanes tokens, with the zeros' codes a plane after the scales', for codes 0 .. `levels`
+// - 1.
+template <typename V>
+[[gnu::always_inline]] inline void DecodeValueCodings(const uint8_t* codes, float levels,
+                                                      float* scales, float* zeros,
+                                                      ValueReach<V>* reach) {
+  const typename V::F scale = ValueScales<V>(codes);
+  const typename V::F zero = V::Mul(ValueShifts<V>(codes + kTileTokens, levels), scale);  // exact
+  V::Store(scales, scale);
+  V::Store(zeros, zero);
+  reach->scale = V::Max(reach->scale, scale);
+  reach->zero = V::Max(reach->zero, V::Abs(zero));
+}
+
+// Bound on the magnitudes of what is summed of rotated values, for a weight of 1.
+template <typename V>
+[[gnu::always_inline]] inline float RotatedReach(float level_max, const ValueReach<V>& reach) {
+  float maxima[4];
+  V::ReduceMax4(reach.scale, reach.zero, reach.scale, reach.zero, maxima);
+  return level_max * maxima[0] + maxima[1];
+}
+
 struct ValuePlane {
   const uint8_t* sub_block[kSubBlocksPerTile];  // values of each sub-block
   int64_t pair_bytes;                           // of one token pair

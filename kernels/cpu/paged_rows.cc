@@ -1,11 +1,10 @@
 // Moves what lies side by side at once: whole rows where channels follow each other, squares of
 // eight tokens and channels where tokens do, single numbers otherwise.
-#include <simde/x86/sse2.h>
-
 #include <algorithm>
 #include <cstring>
 
 #include "kernels/cpu/cpu.h"
+#include "kernels/cpu/quantize_turn.h"
 
 namespace certkv::cpu {
 namespace {
@@ -22,27 +21,13 @@ struct Part {
 constexpr int32_t kSquare = 8;
 
 // Eight tokens of eight channels; `from[c]` are tokens of channel c.
-inline void TurnSquare(const uint16_t* const from[kSquare], uint16_t* out, int64_t out_stride) {
-  simde__m128i a[kSquare], b[kSquare];
-  for (int c = 0; c < kSquare; ++c) {
-    a[c] = simde_mm_loadu_si128(reinterpret_cast<const simde__m128i*>(from[c]));
-  }
-  for (int i = 0; i < 4; ++i) {
-    b[2 * i] = simde_mm_unpacklo_epi16(a[2 * i], a[2 * i + 1]);
-    b[2 * i + 1] = simde_mm_unpackhi_epi16(a[2 * i], a[2 * i + 1]);
-  }
-  for (int i = 0; i < 2; ++i) {
-    a[4 * i] = simde_mm_unpacklo_epi32(b[4 * i], b[4 * i + 2]);
-    a[4 * i + 1] = simde_mm_unpackhi_epi32(b[4 * i], b[4 * i + 2]);
-    a[4 * i + 2] = simde_mm_unpacklo_epi32(b[4 * i + 1], b[4 * i + 3]);
-    a[4 * i + 3] = simde_mm_unpackhi_epi32(b[4 * i + 1], b[4 * i + 3]);
-  }
-  for (int i = 0; i < 4; ++i) {
-    simde_mm_storeu_si128(reinterpret_cast<simde__m128i*>(out + (2 * i) * out_stride),
-                          simde_mm_unpacklo_epi64(a[i], a[i + 4]));
-    simde_mm_storeu_si128(reinterpret_cast<simde__m128i*>(out + (2 * i + 1) * out_stride),
-                          simde_mm_unpackhi_epi64(a[i], a[i + 4]));
-  }
+inline void CopySquare(const uint16_t* const from[kSquare], uint16_t* out, int64_t out_stride) {
+  Words8 x[kSquare];
+#pragma GCC unroll 8
+  for (int c = 0; c < kSquare; ++c) std::memcpy(&x[c], from[c], sizeof(x[c]));
+  TurnSquare(x);
+#pragma GCC unroll 8
+  for (int t = 0; t < kSquare; ++t) std::memcpy(out + t * out_stride, &x[t], sizeof(x[t]));
 }
 
 void CopyNumbers(const Part& part, int32_t token_begin, int32_t token_end, int32_t channel_begin) {
@@ -87,7 +72,7 @@ void TurnRows(const Part& part) {
         for (int32_t i = 0; i < kSquare; ++i) {
           from[i] = base + rows.token_places[row + square] + rows.channel_places[c + i];
         }
-        TurnSquare(from, part.out + int64_t{token + square} * rows.channel_count + c,
+        CopySquare(from, part.out + int64_t{token + square} * rows.channel_count + c,
                    rows.channel_count);
       }
     }

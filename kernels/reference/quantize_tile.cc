@@ -52,13 +52,12 @@ constexpr double kNormInflation = 1 + 0x1p-42;
 constexpr float kRotationInputMax = 0x1p100f;
 
 using code::AffineCoding;
-using code::ChooseCoding;
 using code::ChooseKeyCoding;
 
-uint32_t ChooseCode(const AffineCoding& coding, float x, int level_max) {
+uint32_t ChooseCode(const AffineCoding& coding, float x) {
   const float quotient = (x - coding.zero_value) * coding.inverse;
   const float code = std::nearbyint(quotient);
-  CERTKV_CHECK(code >= 0 && code <= static_cast<float>(level_max), "a code never clips");
+  CERTKV_CHECK(code >= 0 && code <= 255, "a code never clips");
   return static_cast<uint32_t>(code);
 }
 
@@ -100,7 +99,7 @@ void EncodeAffineKeys(const QuantizeTileArgs& args) {
       const uint32_t code =
           args.layout->key_format == KeyFormat::kK8D
               ? ChooseDitheredCode(coding, Key(args, t, i), DitherAt(PlaceOf(args, t), i))
-              : ChooseCode(coding, Key(args, t, i), 255);
+              : ChooseCode(coding, Key(args, t, i));
       WriteKeyCode(*args.layout, args.scan, args.detail, t, i, code);
     }
   }
@@ -201,8 +200,9 @@ void EncodeRotatedToken(const QuantizeTileArgs& args, int t) {
   WriteValueScaleAndZero(layout, args.detail, t, coding.scale_code, coding.zero_code);
   for (int i = 0; i < layout.value_dim; ++i) {
     const float y = coding.is_encodable ? rotated[i] : 0.0f;
-    WriteValueCode(layout, args.detail, t, i,
-                   static_cast<uint32_t>(std::nearbyint(code::ValueLevel(coding, y))));
+    const float level = std::nearbyint(code::ValueLevel(coding, y));
+    CERTKV_CHECK(level >= 0 && level <= level_max, "a code never clips");
+    WriteValueCode(layout, args.detail, t, i, static_cast<uint32_t>(level));
   }
 }
 
