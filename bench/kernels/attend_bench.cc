@@ -53,6 +53,7 @@ constexpr Format kFormats[] = {{KeyFormat::kK8, ValueFormat::kV4, 0},
                                {KeyFormat::kK8D, ValueFormat::kV8, 0},
                                {KeyFormat::kK6, ValueFormat::kV4, 1}};
 constexpr char kUncertified[] = "/uncertified";
+constexpr char kWithout[] = "/without-";
 
 // Tried for the baseline, beside its own.
 const std::vector<cpu::PrefetchSchedule> kSchedules = {{1, 1}, {1, 2}, {2, 1}, {2, 2}, {2, 3},
@@ -100,6 +101,11 @@ std::vector<Variant> MakeVariants(const Shape& shape, const std::vector<float>& 
     if (UncertifiedKernels() == nullptr || format.key_format == KeyFormat::kK8D) continue;
     variants.emplace_back(absl::StrCat(name, kUncertified), of, cache, queries,
                           UncertifiedKernels());
+    if (format.value_format == ValueFormat::kV8) continue;
+    for (const PartlyCertified& partly : PartlyCertifiedKernels()) {
+      variants.emplace_back(absl::StrCat(name, kWithout, partly.name), of, cache, queries,
+                            partly.kernels);
+    }
   }
   return variants;
 }
@@ -165,6 +171,17 @@ void ReportShape(const std::vector<Variant>& variants, const Shape& shape, doubl
       row["prefetch_lines"] = {variant.schedule()->key_lines, variant.schedule()->value_lines};
     }
     std::string cost;
+    const size_t without = variant.name().find(kWithout);
+    if (without != std::string::npos) {
+      // What the whole kernel takes more than this one.
+      const std::string whole = variant.name().substr(0, without);
+      const auto certified =
+          std::find_if(variants.begin(), variants.end(),
+                       [&whole](const Variant& other) { return other.name() == whole; });
+      const double part = MedianRatio(certified->thread_ns, variant.thread_ns) - 1;
+      row["part_cost"] = part;
+      cost = absl::StrFormat("%5.1f%% for it", 100 * part);
+    }
     if (v + 1 < variants.size() && variants[v + 1].name() == variant.name() + kUncertified) {
       const double part = MedianRatio(variant.thread_ns, variants[v + 1].thread_ns) - 1;
       row["certificate_cost"] = part;

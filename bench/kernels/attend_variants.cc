@@ -117,4 +117,16 @@ const cpu::AttendKernels* UncertifiedKernels() {
   return nullptr;
 }
 
+std::vector<PartlyCertified> PartlyCertifiedKernels() {
+#if defined(CERTKV_BENCH_PARTS)
+  if (CertifiedKernels() == &cpu::kAttendAvx2) {
+    return {{"half-widths", &kAvx2WithoutPart[0]},
+            {"atoms", &kAvx2WithoutPart[1]},
+            {"weight-errors", &kAvx2WithoutPart[2]},
+            {"value-errors", &kAvx2WithoutPart[3]}};
+  }
+#endif
+  return {};
+}
+
 }  // namespace certkv::bench

@@ -79,6 +79,12 @@ std::shared_ptr<SealedCache> MakeSealedCache(const VariantShape& shape, const Fi
 // none).
 const cpu::AttendKernels* CertifiedKernels();
 const cpu::AttendKernels* UncertifiedKernels();
+// The same with all of the certificate but one part, where they are built; `name` is the part's.
+struct PartlyCertified {
+  const char* name;
+  const cpu::AttendKernels* kernels;
+};
+std::vector<PartlyCertified> PartlyCertifiedKernels();
 
 }  // namespace certkv::bench
 

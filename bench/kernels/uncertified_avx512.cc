@@ -8,7 +8,7 @@ namespace certkv::bench {
 namespace {
 
 struct Uncertified : cpu::Avx512Simd<cpu::Avx512Native> {
-  static constexpr bool kCertified = false;
+  static constexpr uint32_t kCertificateParts = 0;
 };
 
 }  // namespace

@@ -26,6 +26,7 @@
 #include "kernels/cpu/attend_math.h"
 #include "kernels/cpu/attend_quad.h"
 #include "kernels/cpu/attend_state.h"
+#include "kernels/cpu/certificate_parts.h"
 #include "kernels/cpu/prefetch.h"
 #include "kernels/cpu/unroll.h"
 
@@ -66,7 +67,7 @@ float LoadScales(AttendState& s, const uint8_t* scan) {
       const typename V::F middle = V::MulAdd(scales, centre, V::LoadF16(zero + at));
       V::Store(s.tile_scale + at, scales);
       V::Store(s.tile_middle + at, middle);
-      if constexpr (V::kCertified) sums[v] = V::MulAdd(middle, middle, sums[v]);
+      if constexpr (Computes<V>(kHalfWidthPart)) sums[v] = V::MulAdd(middle, middle, sums[v]);
     });
   }
   for (int v = 1; v < kVectors; ++v) sums[0] = V::Add(sums[0], sums[v]);
@@ -78,7 +79,7 @@ float LoadScales(AttendState& s, const uint8_t* scan) {
 template <typename V>
 struct FoldedRow {
   typename V::F max;      // of |x_i|
-  typename V::F sum;      // of |x_i|; 0 without the certificate
+  typename V::F sum;      // of |x_i|; 0 without half-widths
   typename V::F middles;  // of q_i middle_i
 };
 
@@ -99,7 +100,7 @@ template <typename V>
       const typename V::F magnitude = V::Abs(x);
       V::Store(folded + at, x);
       max = V::Max(max, magnitude);
-      if constexpr (V::kCertified) sums[v] = V::Add(sums[v], magnitude);
+      if constexpr (Computes<V>(kHalfWidthPart)) sums[v] = V::Add(sums[v], magnitude);
       middles[v] = V::MulAdd(q, V::Load(s.tile_middle + at), middles[v]);
     });
   }
@@ -193,7 +194,7 @@ template <typename V, typename Count>
   for (int h = 0; h < count; ++h) {
     s.term_bias[head + h] = static_cast<int32_t>(-128u * static_cast<uint32_t>(sums[h]));
   }
-  if constexpr (!V::kCertified) return {none, none};
+  if constexpr (!Computes<V>(kHalfWidthPart)) return {none, none};
 
   const Quad sum = SumOfEach<V>(magnitudes, count);
   const auto d = static_cast<float>(s.head_dim);

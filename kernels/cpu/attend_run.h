@@ -14,6 +14,7 @@
 #include "kernels/cpu/attend_unit.h"
 #include "kernels/cpu/attend_values.h"
 #include "kernels/cpu/attend_witness.h"
+#include "kernels/cpu/certificate_parts.h"
 #include "kernels/cpu/finish_masses.h"
 #include "kernels/cpu/prefetch.h"
 
@@ -122,7 +123,7 @@ template <typename V, typename Count>
     widths.slack = reach <= kReachMax ? roundings * kUnitRoundoff * reach : infinity;
   }
   for (Quad& residual : widths.residual) residual = widths.tile;
-  if (V::kCertified && layout.witness_bands > 0) {
+  if (Computes<V>(kHalfWidthPart) && layout.witness_bands > 0) {
     ApplyWitness<V>(s, head, count, header.witness_exponent, widths.residual);
   }
   return widths;
@@ -142,7 +143,7 @@ void ScoreTile(AttendState& s, const Unit& unit, const UnitSources& sources, Qua
   const bool any_stored = (sources.all & kSourceOriginalKeys) == 0;
   if (any_stored) {
     const float middle_norm = affine ? LoadScales<V>(s, tile.scan) : 0.0f;
-    if (V::kCertified && layout.witness_bands > 0) LoadWitness<V>(s, tile.scan);
+    if (Computes<V>(kHalfWidthPart) && layout.witness_bands > 0) LoadWitness<V>(s, tile.scan);
     ForQuads(
         args.group_size, [&](int head, auto count) __attribute__((always_inline)) {
           widths[head / kQuadHeads] =
@@ -191,7 +192,7 @@ void LoadValueScales(const AttendState& s, const AttendTile& tile, Unit* unit) {
     DecodeValueCodings<V>(codes + t, s.value_levels + 1, unit->value_scale + t,
                           unit->value_zero + t, &reach);
   }
-  if constexpr (!V::kCertified) return;
+  if constexpr (!Computes<V>(kValueErrorPart)) return;
   // The header goes on after the four bounds, so that a whole vector may be read.
   static_assert(offsetof(TileHeader, value_error_bound) + 2 * V::kLanes <= sizeof(TileHeader));
   float eta[V::kLanes];
@@ -270,8 +271,8 @@ void RunTile(AttendState& s, int tile_index, Prefetcher<V>& prefetch) {
   ScoreTile<V>(s, unit, sources, widths, prefetch);
   const bool rotated = s.value_levels > 0;
   if (rotated) LoadValueScales<V>(s, tile, &unit);
-  const bool bounds_tops =
-      V::kCertified && args.layout->witness_bands > 0 && s.result->top_half_width != nullptr;
+  const bool bounds_tops = Computes<V>(kHalfWidthPart) && args.layout->witness_bands > 0 &&
+                           s.result->top_half_width != nullptr;
   uint32_t reading = 0;
   ForQuads(
       args.group_size, [&](int head, auto count) __attribute__((always_inline)) {
@@ -397,16 +398,18 @@ template <typename V, typename Body>
 
 template <typename V>
 void FinishAtoms(const AttendState* state) {
-  if constexpr (!V::kCertified) return;
   const AttendState& s = *state;
   const int tile_count = s.args->tile_count;
   for (int g = 0; g < s.args->group_size; ++g) {
     const double head_mass = s.heads.mass[g];
-    ForVectors<V>(
-        s.atom_count, s.result->block_lse + int64_t{g} * s.atom_count,
-        s.atom_ref + int64_t{g} * s.atom_count,
-        [&](typename V::F mass, typename V::F ref)
-            __attribute__((always_inline)) { return LogNat<V>(mass, ref); });
+    if constexpr (Computes<V>(kAtomPart)) {
+      ForVectors<V>(
+          s.atom_count, s.result->block_lse + int64_t{g} * s.atom_count,
+          s.atom_ref + int64_t{g} * s.atom_count,
+          [&](typename V::F mass, typename V::F ref)
+              __attribute__((always_inline)) { return LogNat<V>(mass, ref); });
+    }
+    if constexpr (!Computes<V>(kValueErrorPart)) continue;
     // eta * 2^(tile_ref - ref) / mass. Rounded up: the power is at least 2^-125 (below, Exp2 would
     // give 0), and the factor covers the roundings of the sum (12u), Exp2 (2^-20), product,
     // quotient. A sum of 0 stays 0, any other is at least the smallest normal float.

@@ -7,6 +7,7 @@
 #include "kernels/cpu/attend_math.h"
 #include "kernels/cpu/attend_quad.h"
 #include "kernels/cpu/attend_state.h"
+#include "kernels/cpu/certificate_parts.h"
 #include "kernels/cpu/unroll.h"
 
 namespace certkv::cpu {
@@ -210,7 +211,7 @@ template <typename V>
       rounded[v] = V::ToInt(V::Mul(weight, inverses));
       const typename V::F left = V::NegMulAdd(V::ToFloat(rounded[v]), units, weight);
       sums.lost = V::Add(sums.lost, left);
-      if constexpr (V::kCertified) sums.error = V::Add(sums.error, V::Abs(left));
+      if constexpr (Computes<V>(kWeightErrorPart)) sums.error = V::Add(sums.error, V::Abs(left));
     });
     V::StoreWords(weights + b * kSubBlockTokens, rounded);
   });
@@ -243,7 +244,7 @@ template <typename V, typename Count>
     errors[h] = sums.error;
   }
   AddTo(s.heads.zero + head, Widen(SumOfEach<V>(zeros, count)));
-  if constexpr (!V::kCertified) return;
+  if constexpr (!Computes<V>(kWeightErrorPart)) return;
   AddTo(s.heads.weight_error + head,
         Widen(SumOfEach<V>(errors, count)) * (1 + 0x1p-16) +
             Widen(unit_weight) * (kTileTokens * double{kWeightErrorSlack}));
@@ -364,11 +365,13 @@ template <typename V, typename Count>
       });
     }
   }
-  if constexpr (V::kCertified) WriteAtoms(s, head, count, unit, tops, mass, refs);
+  if constexpr (Computes<V>(kAtomPart)) {
+    WriteAtoms(s, head, count, unit, tops, mass, refs);
+  }
   const QuadRows by_sub_block = Transpose(read);
   const Quad total = SumOf(by_sub_block);
   AddTo(heads.mass + head, Widen(total));
-  if constexpr (V::kCertified) {
+  if constexpr (Computes<V>(kValueErrorPart)) {
     AddErrorSums(s, head, count, unit, quantized, by_sub_block, total, faint_eta);
   }
   if (quantized != 0) {

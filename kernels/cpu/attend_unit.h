@@ -9,6 +9,7 @@
 #include "kernels/cpu/attend_softmax.h"
 #include "kernels/cpu/attend_state.h"
 #include "kernels/cpu/attend_values.h"
+#include "kernels/cpu/certificate_parts.h"
 #include "kernels/cpu/prefetch.h"
 
 namespace certkv::cpu {
@@ -76,7 +77,7 @@ template <typename V, typename Count>
       for (int t = unit.last; t < kTileTokens; ++t) scores[t] = -__builtin_inff();
     }
   }
-  if constexpr (!V::kCertified) return poisoned;
+  if constexpr (!Computes<V>(kHalfWidthPart)) return poisoned;
 
   Quad atoms[kSubBlocksPerTile];
   const int atom_tokens = kTileTokens / unit.atoms;

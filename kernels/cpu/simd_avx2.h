@@ -11,14 +11,15 @@
 
 #include <cstdint>
 
+#include "kernels/cpu/certificate_parts.h"
+
 namespace certkv::cpu {
 
 struct Avx2Simd {
   using F = __m256;
   using I = __m256i;
   static constexpr int kLanes = 8;
-  // False in benchmarks only: kernels without the work of the certificate, to price it.
-  static constexpr bool kCertified = true;
+  static constexpr uint32_t kCertificateParts = kWholeCertificate;
   // Heads that share one unpacking of the codes.
   static constexpr int kChunkHeads = 4;
   // Heads that share it over affine keys, one vector of tokens at a time, where there are so many.

@@ -10,6 +10,8 @@
 
 #include <cstdint>
 
+#include "kernels/cpu/certificate_parts.h"
+
 namespace certkv::cpu {
 
 template <typename Native>
@@ -17,8 +19,7 @@ struct Avx512Simd {
   using F = __m512;
   using I = __m512i;
   static constexpr int kLanes = 16;
-  // False in benchmarks only: kernels without the work of the certificate, to price it.
-  static constexpr bool kCertified = true;
+  static constexpr uint32_t kCertificateParts = kWholeCertificate;
   static constexpr int kChunkHeads = 4;
   // Heads that share it over affine keys, one vector of tokens at a time, where there are so many.
   static constexpr int kWideHeads = 8;

@@ -10,6 +10,7 @@
 #include <cstdint>
 
 #include "kernels/core/half.h"
+#include "kernels/cpu/certificate_parts.h"
 
 namespace certkv::cpu {
 
@@ -20,8 +21,7 @@ struct PortableSimd {
   typedef uint16_t Words __attribute__((vector_size(32)));
   typedef uint16_t HalfWords __attribute__((vector_size(16)));
   static constexpr int kLanes = 8;
-  // False in benchmarks only: kernels without the work of the certificate, to price it.
-  static constexpr bool kCertified = true;
+  static constexpr uint32_t kCertificateParts = kWholeCertificate;
 #if defined(__x86_64__)
   static constexpr int kChunkHeads = 1;  // only for processors before 2013, and a third to compile
 #else
