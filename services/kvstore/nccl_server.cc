@@ -158,11 +158,11 @@ std::shared_ptr<NcclLink> NcclServer::MakeLink(const NcclOffer& offer, int64_t m
   return std::make_shared<NcclLink>(std::move(begin), config_.idle_ms, std::move(over));
 }
 
-absl::StatusOr<std::string> NcclServer::TenantOf(int64_t link_id) {
+absl::Status NcclServer::CheckTenant(int64_t link_id, const StoreEngine::MayUse& may_use) {
   absl::MutexLock lock(&mutex_);
   const auto found = links_.find(link_id);
-  if (found == links_.end()) return LinkNotFound(link_id);
-  return found->second.tenant;
+  if (found == links_.end() || !may_use(found->second.tenant)) return LinkNotFound(link_id);
+  return absl::OkStatus();
 }
 
 void NcclServer::Send(NcclAsk ask, Done done) {

@@ -53,8 +53,10 @@ class NcclServer {
   // ResourceExhausted [NCCL_LINK_LIMIT]; Unavailable [STORE_STOPPING]; those of PeerSession::Open.
   absl::StatusOr<NcclJoined> Join(const NcclOffer& offer, const std::string& caller)
       ABSL_LOCKS_EXCLUDED(mutex_);
-  // Whose blocks a link is for. Errors: NotFound [NCCL_LINK_NOT_FOUND].
-  absl::StatusOr<std::string> TenantOf(int64_t link_id) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Whether the caller may use the tenant that a link is for. Errors: NotFound
+  // [NCCL_LINK_NOT_FOUND], also where it may not: whose links there are is nobody else's business.
+  absl::Status CheckTenant(int64_t link_id, const StoreEngine::MayUse& may_use)
+      ABSL_LOCKS_EXCLUDED(mutex_);
   // `done` is called once, on the link's thread or on this one, with what is about to be sent: the
   // longest prefix of the keys that is here, maybe none. Errors: NotFound [NCCL_LINK_NOT_FOUND];
   // what ended the link.

@@ -51,8 +51,8 @@ class LinkCalls final : public v1::StoreLinks::CallbackService {
     CERTKV_ASSIGN_OR_RETURN(const IdentityPtr caller, CheckCaller(context));
     CERTKV_ASSIGN_OR_RETURN(NcclServer* const server, with_.nccl->server());
     // Asked for every run: a token may be withdrawn, and a link may be another tenant's.
-    CERTKV_ASSIGN_OR_RETURN(const std::string tenant, server->TenantOf(request.link_id()));
-    CERTKV_RETURN_IF_ERROR(caller->ResolveTenant(tenant).status());
+    CERTKV_RETURN_IF_ERROR(server->CheckTenant(
+        request.link_id(), [&caller](absl::string_view tenant) { return caller->MayUse(tenant); }));
     CERTKV_ASSIGN_OR_RETURN(NcclAsk ask, NcclAskFromProto(request));
     server->Send(std::move(ask), [reactor, response](const auto& blocks) {
       if (blocks.ok()) SentBlocksToProto(*blocks, response);

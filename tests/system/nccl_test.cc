@@ -11,7 +11,11 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "kernels/core/boot_id.h"
+#include "kernels/core/cache_spec.h"
+#include "kernels/core/slab_layout.h"
 #include "kernels/core/status.h"
+#include "services/kvstore/service_rendezvous.h"
 #include "tests/nccl/stub.h"
 #include "tests/support/http_client.h"
 #include "tests/support/loopback.h"
@@ -107,6 +111,32 @@ class NcclTest : public SystemTest {
     ASSERT_TRUE(attention.ok()) << attention.status();
     EXPECT_EQ(ReadAndCheck(**attention, *data_, kTokenCount, 5).size(), 2u);
   }
+  // Calls the source as the store whose certificate is `client`'s.
+  std::unique_ptr<kvstore::NcclRendezvous> RendezvousAs(const std::string& client) const {
+    kvstore::BulkConfig config;
+    config.access.tcp_security = TcpSecurity::kMutualTls;
+    config.peer_ca = certificates_.Path("ca.crt");
+    config.certificate = certificates_.Path(client + ".crt");
+    config.key = certificates_.Path(client + ".key");
+    return kvstore::MakeGrpcRendezvous(config);
+  }
+  // What a store on another GPU of this machine offers for the sequence's cache.
+  kvstore::NcclOffer OfferOfTheSource() const {
+    const CacheSpec& spec = data_->spec;
+    const SlabLayout& layout = source_worker_->device_layout();
+    kvstore::NcclOffer offer;
+    offer.version = 22809;  // the stub's
+    offer.boot = CurrentBootId();
+    offer.device_uuid.fill(0xee);
+    offer.spec = DigestCacheSpec(spec);
+    for (int32_t layer = 0; layer < static_cast<int32_t>(spec.layers.size()); ++layer) {
+      const int64_t tiles = int64_t{spec.kv_head_count} * spec.tiles_per_block();
+      offer.plane_bytes += tiles * layout.tile_layout(layer).tile_bytes();
+      offer.original_bytes += tiles * kTileTokens * 2 * (spec.head_dim + spec.value_dim);
+    }
+    offer.movement_bytes = 1 << 16;
+    return offer;
+  }
   // A metric of the target, as Prometheus would get it; 0: it isn't there.
   double Metric(const std::string& name) const {
     const std::string text = HttpGet(http_port_, "/metrics").body;
@@ -194,6 +224,32 @@ TEST_F(NcclTest, PeerThatDiesWhileItSendsEndsThePull) {
   const auto again = Pull();
   ASSERT_TRUE(again.ok()) << again.status();
   ExpectWhole(**again);
+}
+
+// A link is found by its number alone, which only the store that joined was told.
+TEST_F(NcclTest, LinkAnswersItsOwnTenantAlone) {
+  ASSERT_TRUE(certificates_.Make("client stranger read other"));
+  ASSERT_NO_FATAL_FAILURE(StartSource());
+  ASSERT_NO_FATAL_FAILURE(PutOnSource());
+  const auto joined = RendezvousAs("store-b")->Join(grpc_, OfferOfTheSource(), 5000);
+  ASSERT_TRUE(joined.ok()) << joined.status();
+
+  kvstore::NcclAsk ask;
+  ask.link_id = joined->link_id;
+  ask.parts = kvstore::kBulkAllParts;
+  for (const BlockHandle& block : source_sequence_->blocks()) ask.keys.push_back(block.key);
+  const auto foreign = RendezvousAs("stranger")->Send(grpc_, ask, 5000);
+  EXPECT_EQ(ReasonOf(foreign.status()), "NCCL_LINK_NOT_FOUND") << foreign.status();
+  ask.link_id = joined->link_id + 1;
+  const auto unknown = RendezvousAs("store-b")->Send(grpc_, ask, 5000);
+  EXPECT_EQ(ReasonOf(unknown.status()), "NCCL_LINK_NOT_FOUND") << unknown.status();
+
+  kvstore::NcclOffer offer = OfferOfTheSource();
+  const auto own = RendezvousAs("stranger")->Join(grpc_, offer, 5000);
+  EXPECT_EQ(ReasonOf(own.status()), "CACHE_NOT_FOUND") << "it means its own: " << own.status();
+  offer.tenant = "theirs";
+  const auto named = RendezvousAs("stranger")->Join(grpc_, offer, 5000);
+  EXPECT_EQ(ReasonOf(named.status()), "TENANT_FORBIDDEN") << named.status();
 }
 
 TEST_F(NcclTest, StoreThatRequiresNcclDoesNotStartWithoutIt) {
