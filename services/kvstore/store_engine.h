@@ -357,6 +357,8 @@ class StoreEngine {
                               const std::vector<BlockId>& claimed)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
+  // SpillForRoom for the session's tenant, if there is a disk and the session.
+  void SpillForSeal(SessionId session, size_t count) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Waits until no other call seals or promotes what this one needs, then claims keys and slots.
   absl::Status BeginSeal(SessionId session, absl::Span<const SealEntry> entries, SealPlan* plan)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -410,8 +412,9 @@ class StoreEngine {
   // Writes those. Releases mutex_ meanwhile. False: nothing to write, or the disk does not take it.
   bool SpillOldest(const std::shared_ptr<Cache>& cache, const TenantIndex* tenant, int32_t count)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Before `count` slots are taken: the blocks that will make room go to disk first. The caller
-  // waits for that, which is the back-pressure on bursts. Releases mutex_ meanwhile.
+  // Before `count` slots are taken: the blocks that will make room go to disk first, as far as it
+  // takes them. The caller waits for that, which is the back-pressure on bursts. Releases mutex_
+  // meanwhile; when it returns, nothing has to be written before they are taken.
   void SpillForRoom(const std::shared_ptr<Cache>& cache, TenantIndex tenant, int32_t count)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Blocks from keys[first] on that are on disk, in a row, and may be published.

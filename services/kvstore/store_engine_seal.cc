@@ -53,13 +53,7 @@ absl::StatusOr<LeasedBlocks> StoreEngine::SealBlocks(SessionId session_id,
   SealPlan plan;
   plan.priority = options.priority;
   absl::Status status = duration_ms.status();
-  if (status.ok() && spill_ != nullptr) {
-    const absl::StatusOr<Session*> session = sessions_.Find(session_id);
-    if (session.ok()) {
-      const std::shared_ptr<Cache> cache = (*session)->cache;
-      SpillForRoom(cache, (*session)->tenant, static_cast<int32_t>(entries.size()));
-    }
-  }
+  if (status.ok()) SpillForSeal(session_id, entries.size());
   if (status.ok()) status = BeginSeal(session_id, entries, &plan);
   if (!status.ok() && options.keep_slots_for_retry && RetryDelayMsOf(status) > 0) return status;
   if (!status.ok()) {
@@ -84,6 +78,13 @@ absl::StatusOr<LeasedBlocks> StoreEngine::SealBlocks(SessionId session_id,
   return status;
 }
 
+void StoreEngine::SpillForSeal(SessionId session_id, size_t count) {
+  const absl::StatusOr<Session*> session = sessions_.Find(session_id);
+  if (spill_ == nullptr || !session.ok()) return;
+  const std::shared_ptr<Cache> cache = (*session)->cache;
+  SpillForRoom(cache, (*session)->tenant, static_cast<int32_t>(count));
+}
+
 absl::Status StoreEngine::BeginSeal(SessionId session_id, absl::Span<const SealEntry> entries,
                                     SealPlan* plan) {
   while (true) {
@@ -94,6 +95,7 @@ absl::Status StoreEngine::BeginSeal(SessionId session_id, absl::Span<const SealE
     CERTKV_ASSIGN_OR_RETURN(const bool is_free, plan->Decide(*session, entries));
     if (is_free) break;
     claims_changed_.Wait(&mutex_);
+    SpillForSeal(session_id, entries.size());  // others may have taken the room meanwhile
   }
   const absl::Status status = ClaimForSeal(plan);
   if (!status.ok()) *plan = SealPlan{};

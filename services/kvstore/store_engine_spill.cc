@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/container/flat_hash_set.h"
 #include "kernels/core/status.h"
 #include "services/kvstore/block_checker.h"
 #include "services/kvstore/block_payload.h"
@@ -12,7 +13,7 @@ namespace certkv::kvstore {
 namespace {
 
 constexpr size_t kRestoreBatch = 16;  // blocks that are read from disk side by side
-constexpr int32_t kSpillBatch = 32;   // blocks that are written between two looks at the state
+constexpr size_t kSpillBatch = 32;    // blocks that are written between two looks at the state
 
 }  // namespace
 
@@ -87,12 +88,22 @@ void StoreEngine::Spill(const std::shared_ptr<Cache>& cache, std::vector<BlockCh
 
 void StoreEngine::SpillForRoom(const std::shared_ptr<Cache>& cache, TenantIndex tenant,
                                int32_t count) {
-  // A tenant at its limit makes room among its own blocks while others' slots are free.
-  const TierShare use = cache->UseOf(tenant).backing;
-  const int32_t over = use.used + count - use.limit;
-  for (int32_t missing = std::max(count - cache->backing().free_count(), over); missing > 0;
-       missing -= kSpillBatch) {
-    if (!SpillOldest(cache, &tenant, std::min(missing, kSpillBatch))) return;
+  // Others take room while blocks are written, so what is missing is looked at anew each time. What
+  // the disk refuses is not tried twice.
+  absl::flat_hash_set<BlockKey> tried;
+  while (spill_->CanWrite()) {
+    // A tenant at its limit makes room among its own blocks while others' slots are free.
+    const TierShare use = cache->UseOf(tenant).backing;
+    const int32_t over = use.used + count - use.limit;
+    const int32_t missing = std::max(count - cache->backing().free_count(), over);
+    if (missing <= 0) return;
+    std::vector<BlockCheck> blocks = NextToSpill(*cache, &tenant, missing);
+    const auto is_tried = [&tried](const BlockCheck& block) { return tried.contains(block.key); };
+    blocks.erase(std::remove_if(blocks.begin(), blocks.end(), is_tried), blocks.end());
+    if (blocks.empty()) return;
+    if (blocks.size() > kSpillBatch) blocks.resize(kSpillBatch);
+    for (const BlockCheck& block : blocks) tried.insert(block.key);
+    Spill(cache, &blocks);
   }
 }
 
@@ -101,13 +112,14 @@ void StoreEngine::SpillAhead() {
   if (spill_ == nullptr) return;
   std::vector<std::shared_ptr<Cache>> caches;
   for (const auto& entry : caches_) caches.push_back(entry.second);
+  constexpr int64_t kBatch = kSpillBatch;
   for (const auto& cache : caches) {
     const int64_t wanted =
         int64_t{cache->backing().slot_count()} * config_.spill_ahead_percent / 100;
     const int64_t missing = wanted - cache->backing().free_count();
-    for (int64_t done = 0; done < missing; done += kSpillBatch) {
+    for (int64_t done = 0; done < missing; done += kBatch) {
       // What is on disk already counts: the walk begins at the oldest again.
-      const auto count = static_cast<int32_t>(std::min<int64_t>(done + kSpillBatch, missing));
+      const auto count = static_cast<int32_t>(std::min(done + kBatch, missing));
       if (!SpillOldest(cache, nullptr, count) && count == missing) break;
     }
   }
@@ -144,7 +156,7 @@ void StoreEngine::SpillAll() {
          id != BlockId::kNone && spill_->CanWrite();) {
       AddUnspilled(*cache, id, &batch);
       id = cache->index().FirstLiveFrom(static_cast<int32_t>(id) + 1);
-      if (static_cast<int32_t>(batch.size()) < kSpillBatch && id != BlockId::kNone) continue;
+      if (batch.size() < kSpillBatch && id != BlockId::kNone) continue;
       Spill(cache, &batch);
       batch.clear();
     }

@@ -2,10 +2,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cstring>
 #include <memory>
 #include <random>
 
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "kernels/core/status.h"
 #include "kernels/core/tile_layout.h"
 #include "kernels/ops/tile_checksum.h"
@@ -24,7 +27,7 @@ class StoreEngineSpillTest : public testing::Test {
   void Start() {
     harness_.reset();
     tier_ = std::make_unique<SpillTier>(std::make_unique<FakeSpillStore>(&disk_),
-                                        SpillLimits{.size_bytes = int64_t{1} << 30}, &clock_);
+                                        SpillLimits{.size_bytes = disk_bytes_}, &clock_);
     ASSERT_TRUE(tier_->Load().ok());
     StoreShape shape;
     shape.device_slots = slots_ / 2;
@@ -52,6 +55,7 @@ class StoreEngineSpillTest : public testing::Test {
   CacheSpec spec_ = TinySpec();
   KvStoreConfig config_;
   int32_t slots_ = 8;
+  int64_t disk_bytes_ = int64_t{1} << 30;
   FakeClock clock_;
   FakeDisk disk_;
   std::unique_ptr<SpillTier> tier_;
@@ -297,6 +301,52 @@ TEST_F(StoreEngineSpillTest, SpillAheadLetsWritersPassWithoutTheDisk) {
   store().PutUnleased(worker_, 2, 0, 4);
   EXPECT_EQ(Counters().blocks_evicted, 0);
   EXPECT_EQ(Counters().blocks_spilled, 4);
+}
+
+TEST_F(StoreEngineSpillTest, RoomThatOthersTakeMeanwhileCostsNoBlock) {
+  store().PutUnleased(worker_, 0, 0, 4);
+  store().PutUnleased(worker_, 1, 0, 2);
+  StoreHarness::Worker other = store().Attach("other");
+  std::atomic<bool> was_taken{false};
+  disk_.before_put = [&] {
+    if (!was_taken.exchange(true)) store().PutUnleased(other, 9, 0, 2);  // of the free slots
+  };
+  store().PutUnleased(worker_, 2, 0, 4);
+  disk_.before_put = [] {};
+  EXPECT_TRUE(was_taken);
+  EXPECT_EQ(Counters().blocks_evicted, 0);
+  EXPECT_EQ(Counters().blocks_spilled, 4);
+  EXPECT_EQ(ReadAll(0, 4), 4);
+  store().engine.CheckInvariants();
+}
+
+TEST_F(StoreEngineSpillTest, ManyBlocksAtOnceCostNoBlock) {
+  slots_ = 120;
+  Start();
+  for (int32_t chain = 0; chain < 12; ++chain) store().PutUnleased(worker_, chain, 0, 10);
+  StoreHarness::Worker other = store().Attach("other", 50);
+  store().PutUnleased(other, 20, 0, 50);  // more than are written between two looks
+  EXPECT_EQ(Counters().blocks_evicted, 0);
+  EXPECT_EQ(Counters().blocks_spilled, 50);
+}
+
+TEST_F(StoreEngineSpillTest, WhatTheDiskRefusesIsTriedOnce) {
+  store().PutUnleased(worker_, 0, 0, 1);
+  store().engine.SpillAll();
+  ASSERT_EQ(disk_.files.size(), 1u);
+  disk_bytes_ = static_cast<int64_t>(disk_.files.begin()->second.payload.size());
+  disk_.files.clear();
+  Start();
+  for (int32_t chain = 0; chain < 2; ++chain) store().PutUnleased(worker_, chain, 0, 4);
+  // While one block is written there is no room for another.
+  disk_.before_put = [this] {
+    while (store().engine.GetStats().spill.blocks_refused == 0)
+      absl::SleepFor(absl::Milliseconds(1));
+  };
+  store().PutUnleased(worker_, 2, 0, 4);
+  EXPECT_EQ(Counters().blocks_evicted + Counters().blocks_spilled, 4);
+  EXPECT_GE(Counters().blocks_evicted, 3);
+  EXPECT_LE(store().engine.GetStats().spill.blocks_refused, 3);
 }
 
 TEST_F(StoreEngineSpillTest, AChainLongerThanTheDeviceTierIsFoundAsFarAsItFits) {
