@@ -3,8 +3,8 @@
 
 usage: write_tables.py [--check] RESULTS_FOLDER MARKDOWN
 
-Replaces what stands between each line `<!-- NAME -->` (reads, targets, progressive, peers) and the
-next `<!-- end -->`. --check changes nothing and fails when a table isn't what the results say.
+Replaces what stands between each line `<!-- NAME -->` (reads, targets, progressive, peers, other,
+lengths, parts) and the next `<!-- end -->`. --check changes nothing and fails when a table isn't what the results say.
 """
 import pathlib
 import sys
@@ -31,6 +31,37 @@ def read_table(rows, head_dim):
         lines.append(f"| {title} | {found[0]['bytes_per_token']:.0f} | {cell('ns_per_token', '.1f')} "
                      f"| {cell('ratio_to_fp16', '.2f')} "
                      f"| {cell('share_of_read_bandwidth', '.0f', 100)} | {certificate} |")
+    return lines
+
+
+def length_table(rows):
+    """Dense reads of other lengths than 32k tokens, d = 128."""
+    lines = ["| tokens | `F16`, ns/token G = 1 / 4 / 8 | `K8V4` | ratio | certificate, % |",
+             "|---|---|---|---|---|"]
+    for tokens in (4096, 32768, 131072):
+        suffix = "" if tokens == 32768 else f"/n{tokens}"
+        f16, k8v4 = ([rows[f"attend/{name}/G{group}{suffix}"] for group in GROUPS]
+                     for name in ("F16", "K8V4"))
+        lines.append(f"| {tokens:,} | {join([row['ns_per_token'] for row in f16], '.1f')} "
+                     f"| {join([row['ns_per_token'] for row in k8v4], '.1f')} "
+                     f"| {join([row['ratio_to_fp16'] for row in k8v4], '.2f')} "
+                     f"| {join([row['certificate_cost'] * 100 for row in k8v4], '.0f')} |")
+    return lines
+
+
+def part_table(rows):
+    """What a read of 32k tokens, d = 128, takes more for each part of its certificate."""
+    lines = ["| % of the read, G = 1 / 4 / 8 | `K8V4` | `K6V4`, witness |", "|---|---|---|"]
+    for part, title in (("half-widths", "half-widths of logits"),
+                        ("atoms", "masses and largest logits of atoms"),
+                        ("weight-errors", "errors of 15-bit weights"),
+                        ("value-errors", "η and reaches of values")):
+        cells = [join([rows[f"attend/{name}/without-{part}/G{group}"]["part_cost"] * 100
+                       for group in GROUPS], ".1f") for name in ("K8V4", "K6V4")]
+        lines.append(f"| {title} | {cells[0]} | {cells[1]} |")
+    cells = [join([rows[f"attend/{name}/G{group}"]["certificate_cost"] * 100 for group in GROUPS],
+                  ".1f") for name in ("K8V4", "K6V4")]
+    lines.append(f"| all of them, and the checks of `Attend` | {cells[0]} | {cells[1]} |")
     return lines
 
 
@@ -110,13 +141,18 @@ def main():
     if len(arguments) != 2 + check:
         sys.exit(__doc__)
     folder, markdown = pathlib.Path(arguments[-2]), pathlib.Path(arguments[-1])
-    kernels, progressive, peers = (load_rows(folder, name)
-                                   for name in ("kernels", "progressive", "peers"))
+    kernels, progressive, peers, skylake = (
+        load_rows(folder, name)
+        for name in ("kernels", "progressive", "peers", "kernels-skylake"))
     text = markdown.read_text(encoding="utf-8")
     text = replace(text, "reads", read_table(kernels, 128) + [""] + read_table(kernels, 64))
     text = replace(text, "targets", target_table(kernels, progressive, peers))
     text = replace(text, "progressive", progressive_table(progressive))
     text = replace(text, "peers", peer_table(peers))
+    text = replace(text, "other", [line for dim in (128, 64, 256)
+                                   for line in read_table(skylake, dim) + [""]][:-1])
+    text = replace(text, "lengths", length_table(skylake))
+    text = replace(text, "parts", part_table(skylake))
     write(markdown, text, check)
 
 
