@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cstring>
+#include <string>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/core/status.h"
@@ -52,6 +53,27 @@ absl::Status StatusOfHandle(cudaError_t error, absl::string_view what) {
   return Failed(absl::StatusCode::kFailedPrecondition, "DEVICE_IMPORT_REFUSED", what, error,
                 "the processes must see the same GPU and share its driver: give both the same "
                 "container settings, or set device: host");
+}
+
+// What a mapping that can't be written to is registered with. CUDA: cudaHostRegisterReadOnly, where
+// the device knows it; nothing, where the device goes by the host's page tables.
+absl::StatusOr<unsigned int> ReadOnlyFlag() {
+  int device = 0;
+  CERTKV_RETURN_IF_ERROR(StatusOf(cudaGetDevice(&device), "asking for the thread's device"));
+  int is_known = 0;
+  int uses_host_tables = 0;
+  CERTKV_RETURN_IF_ERROR(
+      StatusOf(cudaDeviceGetAttribute(&is_known, cudaDevAttrHostRegisterReadOnlySupported, device),
+               "asking whether the device reads read-only mappings"));
+  if (is_known != 0) return cudaHostRegisterReadOnly;
+  CERTKV_RETURN_IF_ERROR(
+      StatusOf(cudaDeviceGetAttribute(&uses_host_tables,
+                                      cudaDevAttrPageableMemoryAccessUsesHostPageTables, device),
+               "asking whose page tables the device uses"));
+  if (uses_host_tables != 0) return 0u;
+  return MakeError(absl::StatusCode::kFailedPrecondition, "DEVICE_PIN_REFUSED",
+                   absl::StrCat("device ", device,
+                                " reads no memory that is mapped read-only; leave it unpinned"));
 }
 
 template <typename Handle>
@@ -244,14 +266,30 @@ absl::StatusOr<CUevent_st*> CudaDeviceRuntime::ImportEvent(int32_t device,
 }
 
 absl::Status CudaDeviceRuntime::PinHost(void* address, int64_t size_bytes, HostAccess access) {
-  const unsigned int flags = access == HostAccess::kReadOnly
-                                 ? cudaHostRegisterPortable | cudaHostRegisterReadOnly
-                                 : cudaHostRegisterPortable;
-  return StatusOf(cudaHostRegister(address, static_cast<size_t>(size_bytes), flags),
-                  absl::StrCat("pinning ", size_bytes, " bytes of host memory"));
+  unsigned int flags = cudaHostRegisterPortable;
+  if (access == HostAccess::kReadOnly) {
+    CERTKV_ASSIGN_OR_RETURN(const unsigned int read_only, ReadOnlyFlag());
+    flags |= read_only;
+  }
+  const std::string what = absl::StrCat("pinning ", size_bytes, " bytes of host memory");
+  const cudaError_t error = cudaHostRegister(address, static_cast<size_t>(size_bytes), flags);
+  if (error != cudaErrorMemoryAllocation) return StatusOf(error, what);
+  return Failed(absl::StatusCode::kResourceExhausted, "DEVICE_MEMORY_FULL", what, error,
+                "pin less, or let the process lock more: RLIMIT_MEMLOCK, its memory limit");
 }
 
-void CudaDeviceRuntime::UnpinHost(void* address) { cudaHostUnregister(address); }
+void CudaDeviceRuntime::UnpinHost(void* address) {
+  // Nobody could act on an error, and the next launch isn't to be blamed for it.
+  if (cudaHostUnregister(address) != cudaSuccess) cudaGetLastError();
+}
+
+absl::StatusOr<const void*> CudaDeviceRuntime::AddressOfPinned(const void* address) {
+  void* on_device = nullptr;
+  CERTKV_RETURN_IF_ERROR(
+      StatusOf(cudaHostGetDevicePointer(&on_device, const_cast<void*>(address), 0),
+               "asking where the device reads pinned memory"));
+  return on_device;
+}
 
 void* CudaDeviceRuntime::ImportOwned(std::map<void*, Owned>* owned, const DeviceHandle& handle) {
   for (auto& [address, one] : *owned) {

@@ -44,6 +44,7 @@ class CudaDeviceRuntime final : public DeviceRuntime {
   absl::StatusOr<CUevent_st*> ImportEvent(int32_t device, const DeviceHandle& handle) override;
   absl::Status PinHost(void* address, int64_t size_bytes, HostAccess access) override;
   void UnpinHost(void* address) override;
+  absl::StatusOr<const void*> AddressOfPinned(const void* address) override;
 
  private:
   // An allocation or an event of this process.

@@ -79,10 +79,15 @@ class DeviceRuntime {
   virtual absl::StatusOr<DeviceHandle> ExportEvent(CUevent_st* event) = 0;
   virtual absl::StatusOr<CUevent_st*> ImportEvent(int32_t device, const DeviceHandle& handle) = 0;
 
-  // Locks whole pages of a mapping in memory, for copies that the device makes by itself.
+  // Locks whole pages of a mapping in memory, for what devices copy or read by themselves.
+  // kReadOnly: devices only read it, and the mapping may be one that can't be written to. Errors
+  // also: ResourceExhausted [DEVICE_MEMORY_FULL], so much can't be locked; FailedPrecondition
+  // [DEVICE_PIN_REFUSED], the thread's device (Use) can't read such a mapping.
   enum class HostAccess : uint8_t { kReadOnly, kReadWrite };
   virtual absl::Status PinHost(void* address, int64_t size_bytes, HostAccess access) = 0;
   virtual void UnpinHost(void* address) = 0;
+  // Where kernels find what lies at `address` in pinned memory.
+  virtual absl::StatusOr<const void*> AddressOfPinned(const void* address) = 0;
 };
 
 // From now on this process has these devices; null: none. Not to be called while one is used.

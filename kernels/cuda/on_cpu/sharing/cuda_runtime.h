@@ -28,9 +28,18 @@ enum cudaError_t : int {
   cudaErrorDeviceUninitialized = 201,
   cudaErrorInvalidResourceHandle = 400,
   cudaErrorNotReady = 600,
+  cudaErrorHostMemoryAlreadyRegistered = 712,
+  cudaErrorHostMemoryNotRegistered = 713,
+  cudaErrorNotSupported = 801,
   cudaErrorTimeout = 909,  // an event that nobody completed; CUDA would wait for ever
 };
 enum cudaMemcpyKind : int { cudaMemcpyHostToDevice = 1, cudaMemcpyDeviceToHost = 2 };
+
+// As a server of today has them; the other way where a failure of that name is injected.
+enum cudaDeviceAttr : int {
+  cudaDevAttrPageableMemoryAccessUsesHostPageTables = 100,
+  cudaDevAttrHostRegisterReadOnlySupported = 113,
+};
 
 struct cudaDeviceProp {
   char name[256];
@@ -59,6 +68,8 @@ inline constexpr unsigned int cudaHostRegisterReadOnly = 8;
 
 cudaError_t cudaGetDeviceCount(int* count);
 cudaError_t cudaSetDevice(int device);
+cudaError_t cudaGetDevice(int* device);  // of this thread; 0 until it is set
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device);
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device);
 // The error of this thread's last call that failed, forgotten by this call.
 cudaError_t cudaGetLastError();
@@ -72,8 +83,11 @@ cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t* handle, void* address);
 cudaError_t cudaIpcOpenMemHandle(void** address, cudaIpcMemHandle_t handle, unsigned int flags);
 cudaError_t cudaIpcCloseMemHandle(void* address);
 cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* address);
+// Locks nothing, so that tests need no limit raised. Kernels find a shared mapping that is
+// registered at another address, where nothing is mapped afterwards; other memory where it is.
 cudaError_t cudaHostRegister(void* address, size_t size_bytes, unsigned int flags);
 cudaError_t cudaHostUnregister(void* address);
+cudaError_t cudaHostGetDevicePointer(void** on_device, void* host, unsigned int flags);
 
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t size_bytes, cudaMemcpyKind kind,
                             cudaStream_t stream);

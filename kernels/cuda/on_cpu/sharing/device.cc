@@ -13,7 +13,16 @@ int DeviceCount() {
   return count == nullptr ? 1 : std::atoi(count);
 }
 
+thread_local int current_device = 0;
+
 }  // namespace
+
+bool HasAttribute(cudaDeviceAttr attribute) {
+  if (attribute == cudaDevAttrHostRegisterReadOnlySupported) {
+    return InjectedFailureOf("cudaDevAttrHostRegisterReadOnlySupported") == cudaSuccess;
+  }
+  return InjectedFailureOf("cudaDevAttrPageableMemoryAccessUsesHostPageTables") != cudaSuccess;
+}
 
 cudaError_t cudaGetDeviceCount(int* count) {
   *count = 0;
@@ -24,7 +33,22 @@ cudaError_t cudaGetDeviceCount(int* count) {
 
 cudaError_t cudaSetDevice(int device) {
   if (const auto injected = InjectedFailureOf("cudaSetDevice")) return injected;
-  return device < DeviceCount() ? cudaSuccess : cudaErrorInvalidDevice;
+  if (device >= DeviceCount()) return cudaErrorInvalidDevice;
+  current_device = device;
+  return cudaSuccess;
+}
+
+cudaError_t cudaGetDevice(int* device) {
+  if (const auto injected = InjectedFailureOf("cudaGetDevice")) return injected;
+  *device = current_device;
+  return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
+  if (const auto injected = InjectedFailureOf("cudaDeviceGetAttribute")) return injected;
+  if (device >= DeviceCount()) return cudaErrorInvalidDevice;
+  *value = HasAttribute(attribute) ? 1 : 0;
+  return cudaSuccess;
 }
 
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {

@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/core/shared_memory.h"
 #include "kernels/core/status.h"
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/on_cpu/sharing/foreign_work.h"
@@ -221,6 +222,11 @@ TEST_F(DeviceRuntimeTest, SaysWhatFailed) {
       {"cudaStreamQuery=719", "DEVICE_FAILED", [&] { return runtime_.IsDone(stream).status(); }},
       {"cudaHostRegister=2", "DEVICE_MEMORY_FULL",
        [&] { return runtime_.PinHost(&byte, 1, DeviceRuntime::HostAccess::kReadOnly); }},
+      {"cudaHostRegister=712", "DEVICE_FAILED",
+       [&] { return runtime_.PinHost(&byte, 1, DeviceRuntime::HostAccess::kReadWrite); }},
+      {"cudaDevAttrHostRegisterReadOnlySupported=1", "DEVICE_PIN_REFUSED",
+       [&] { return runtime_.PinHost(&byte, 1, DeviceRuntime::HostAccess::kReadOnly); }},
+      {"", "DEVICE_FAILED", [&] { return runtime_.AddressOfPinned(&byte).status(); }},
       {"cudaStreamCreateWithFlags=46", "DEVICE_FAILED",
        [&] { return runtime_.CreateStream(0).status(); }},
   };
@@ -236,6 +242,28 @@ TEST_F(DeviceRuntimeTest, SaysWhatFailed) {
   runtime_.Free(memory);
 }
 
+// As CUDA has it: a mapping that can't be written to is registered as read-only or not at all.
+TEST_F(DeviceRuntimeTest, PinsMappingsThatItMayOnlyReadForReadingAlone) {
+  const UniqueFd fd = *CreateMemfd("pinned", kBytes);
+  const Mapping writer = *Mapping::Map(fd.get(), Mapping::Access::kReadWrite);
+  const Mapping reader = *Mapping::Map(fd.get(), Mapping::Access::kReadOnly);
+  EXPECT_FALSE(runtime_.PinHost(reader.data(), kBytes, DeviceRuntime::HostAccess::kReadWrite).ok());
+  ASSERT_TRUE(runtime_.PinHost(reader.data(), kBytes, DeviceRuntime::HostAccess::kReadOnly).ok());
+  EXPECT_FALSE(
+      runtime_.PinHost(reader.data() + 4096, 4096, DeviceRuntime::HostAccess::kReadOnly).ok())
+      << "pinned already";
+  ASSERT_TRUE(runtime_.PinHost(writer.data(), kBytes, DeviceRuntime::HostAccess::kReadWrite).ok());
+  writer.data()[5000] = 7;
+  const auto* const on_device =
+      static_cast<const volatile uint8_t*>(*runtime_.AddressOfPinned(reader.data() + 5000));
+  EXPECT_NE(on_device, reader.data() + 5000);
+  EXPECT_EQ(*on_device, 7) << "the same pages";
+  runtime_.UnpinHost(reader.data());
+  EXPECT_FALSE(runtime_.AddressOfPinned(reader.data() + 5000).ok());
+  EXPECT_DEATH(EXPECT_EQ(*on_device, 7), "");
+  runtime_.UnpinHost(writer.data());
+}
+
 TEST_F(DeviceRuntimeTest, DevicesAreAsManyAsTheEnvironmentSays) {
   ASSERT_EQ(runtime_.Devices()->size(), 1u);
   setenv(cuda_sharing::kDeviceCount, "2", 1);
@@ -246,6 +274,7 @@ TEST_F(DeviceRuntimeTest, DevicesAreAsManyAsTheEnvironmentSays) {
   EXPECT_EQ(devices->back().device, 1);
   EXPECT_NE(devices->front().uuid, devices->back().uuid);
   EXPECT_FALSE(runtime_.Use(1).ok());
+  EXPECT_TRUE(runtime_.Use(0).ok());
 }
 
 TEST_F(DeviceRuntimeTest, FailureIsOverWhenItIsTakenBack) {

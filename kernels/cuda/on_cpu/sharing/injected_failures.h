@@ -17,6 +17,8 @@ void InjectFailuresFromFile(const std::string& path);
 
 // What a call of `function` is to fail with, or cudaSuccess.
 cudaError_t InjectedFailureOf(const char* function);
+// Has a device the attribute? Not as cuda_runtime.h says where failures name it.
+bool HasAttribute(cudaDeviceAttr attribute);
 // The last failure of this thread that nobody has taken.
 cudaError_t TakeLastError();
 

@@ -91,14 +91,4 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const vo
   return cudaSuccess;
 }
 
-// Locks nothing, so that tests need no limit raised; checks what CUDA would.
-cudaError_t cudaHostRegister(void* address, size_t size_bytes, unsigned int) {
-  if (const auto injected = InjectedFailureOf("cudaHostRegister")) return injected;
-  return address == nullptr || size_bytes == 0 ? cudaErrorInvalidValue : cudaSuccess;
-}
-
-cudaError_t cudaHostUnregister(void* address) {
-  return address == nullptr ? cudaErrorInvalidValue : cudaSuccess;
-}
-
 }  // namespace certkv::cuda_sharing
