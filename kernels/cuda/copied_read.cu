@@ -1,16 +1,66 @@
 #include <algorithm>
 #include <vector>
 
+#include "absl/types/span.h"
 #include "kernels/cuda/copied_read.h"
 #include "kernels/cuda/device_memory.h"
+#include "kernels/cuda/gather.h"
 #include "kernels/ops/resident.h"
 
 namespace certkv::cuda {
 namespace {
 
+// Originals of a tile, keys or values: where the host has them, and what is to point to the
+// device's.
+struct Original {
+  const uint16_t* from;
+  const uint16_t** to;
+  int64_t size_bytes;
+};
+
+int64_t OriginalTileBytes(int32_t dim) {
+  return int64_t{kTileTokens} * dim * static_cast<int64_t>(sizeof(uint16_t));
+}
+
+// kSource bits that heads have at a tile.
+uint8_t SourcesOf(const AttendArgs& args, int32_t tile) {
+  if (args.tile_sources == nullptr) return kSourceQuantized;
+  uint8_t sources = kSourceQuantized;
+  for (int32_t g = 0; g < args.group_size; ++g) {
+    sources |= args.tile_sources[int64_t{g} * args.tile_count + tile];
+  }
+  return sources;
+}
+
+// Brings originals to device memory, on the default stream: those that are pinned
+// (kernels/ops/resident.h) by one launch that reads all of them over the bus, the others by copies.
+absl::Status BringOriginals(absl::Span<const Original> originals, DeviceMemory* memory) {
+  int64_t size_bytes = 0;
+  for (const Original& original : originals) size_bytes += original.size_bytes;
+  CERTKV_ASSIGN_OR_RETURN(uint8_t* const begin, memory->Allocate<uint8_t>(size_bytes));
+  uint8_t* to = begin;
+  std::vector<OriginalCopy> gathered;
+  for (const Original& original : originals) {
+    *original.to = reinterpret_cast<const uint16_t*>(to);
+    const uint8_t* const pinned = PinnedAddress(original.from, original.size_bytes);
+    if (pinned != nullptr && reinterpret_cast<uintptr_t>(pinned) % kCopyAlignment == 0) {
+      gathered.push_back({pinned, to, original.size_bytes});
+    } else {
+      CERTKV_RETURN_IF_ERROR(memory->CopyInto(to, original.from, original.size_bytes));
+    }
+    to += original.size_bytes;
+  }
+  if (gathered.empty()) return absl::OkStatus();
+  CERTKV_RETURN_IF_ERROR(CheckOriginalCopies(gathered));
+  const auto count = static_cast<int32_t>(gathered.size());
+  CERTKV_ASSIGN_OR_RETURN(const OriginalCopy* const copies, memory->Copy(gathered.data(), count));
+  return StatusOfCuda(static_cast<cudaError_t>(LaunchGather(copies, count, nullptr)),
+                      "gathering originals");
+}
+
 // Tiles that the range touches, in device memory: where the device has them
 // (kernels/ops/resident.h), or copied there, records in two slabs, later tiles first, because
-// nothing may depend on their order.
+// nothing may depend on their order. Originals only where a head reads them.
 absl::StatusOr<const AttendTile*> CopyTiles(const AttendArgs& args, DeviceMemory* memory) {
   const TileLayout& layout = *args.layout;
   const auto begin =
@@ -30,6 +80,7 @@ absl::StatusOr<const AttendTile*> CopyTiles(const AttendArgs& args, DeviceMemory
   CERTKV_ASSIGN_OR_RETURN(uint8_t* const details,
                           memory->Allocate<uint8_t>(count * layout.detail_bytes));
   std::vector<AttendTile> tiles(args.tile_count, AttendTile{});
+  std::vector<Original> originals;
   for (int32_t t = begin; t < end; ++t) {
     const AttendTile& from = args.tiles[t];
     tiles[t].scan = scan_of(t);
@@ -43,14 +94,17 @@ absl::StatusOr<const AttendTile*> CopyTiles(const AttendArgs& args, DeviceMemory
       tiles[t].scan = scan;
       tiles[t].detail = detail;
     }
-    if (args.tile_sources == nullptr) continue;
-    CERTKV_ASSIGN_OR_RETURN(
-        tiles[t].original_keys,
-        memory->Copy(from.original_keys, int64_t{kTileTokens} * layout.head_dim));
-    CERTKV_ASSIGN_OR_RETURN(
-        tiles[t].original_values,
-        memory->Copy(from.original_values, int64_t{kTileTokens} * layout.value_dim));
+    const uint8_t sources = SourcesOf(args, t);
+    if ((sources & kSourceOriginalKeys) != 0) {
+      originals.push_back(
+          {from.original_keys, &tiles[t].original_keys, OriginalTileBytes(layout.head_dim)});
+    }
+    if ((sources & kSourceOriginalValues) != 0) {
+      originals.push_back(
+          {from.original_values, &tiles[t].original_values, OriginalTileBytes(layout.value_dim)});
+    }
   }
+  CERTKV_RETURN_IF_ERROR(BringOriginals(originals, memory));
   return memory->Copy(tiles.data(), args.tile_count);
 }
 

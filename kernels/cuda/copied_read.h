@@ -1,6 +1,7 @@
 // A read of host memory, with everything that it points to copied to the device: what operations
-// over host memory, tests and benchmarks launch. A decode path has its data on the device and makes
-// an AttendRead itself. Needs no CUDA to include.
+// over host memory, tests and benchmarks launch. What the device reaches already isn't copied, or
+// gathered over the bus (kernels/ops/resident.h). A decode path has its data on the device and
+// makes an AttendRead itself. Needs no CUDA to include.
 //
 // Errors: those of kernels/ops/device.h. Threads: used by one. Blocks: until copies are done.
 #ifndef CERTKV_KERNELS_CUDA_COPIED_READ_H_
