@@ -38,6 +38,11 @@ ConfigSection CertifierConfigSection(CertifierConfig* config) {
                                 "no; auto, where the process sees a GPU; cuda, always, or the "
                                 "certifier doesn't start. What a "
                                 "GPU can't or fails to do the host does");
+  section.AddBool("pin_originals", &config->pin_originals,
+                  "with a GPU: pin the backing tier of caches that have a copy there, so that "
+                  "repairs gather originals over the bus in one launch. All of backing_memory is "
+                  "then in memory and locked, and the first view of a cache waits for that; where "
+                  "it can't be pinned, originals are copied");
   return section;
 }
 

@@ -24,6 +24,7 @@ struct CertifierConfig {
   int32_t read_threads = 0;         // 0: one per processor
   bool verify_every_read = false;   //
   DeviceChoice device = DeviceChoice::kHost;
+  bool pin_originals = false;
   absl::Status device_error = {};  // no setting: why this process has no GPU, where it looked
 };
 

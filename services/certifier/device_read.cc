@@ -8,11 +8,19 @@
 namespace certkv::certifier {
 namespace {
 
-bool ReadsOriginals(const AttendArgs& args) {
-  if (args.tile_sources == nullptr) return false;
-  const int64_t count = int64_t{args.group_size} * args.tile_count;
-  return std::any_of(args.tile_sources, args.tile_sources + count,
-                     [](uint8_t source) { return source != kSourceQuantized; });
+constexpr uint8_t kSourceOriginals = kSourceOriginalKeys | kSourceOriginalValues;
+
+// Is there anything that the pass reads from the copy? There isn't in exact reads, when all of the
+// pass's heads are at the top of their ladders, and where the range lies in the tail.
+bool ReadsCopy(const ReadPlan& plan, const AttendArgs& args) {
+  for (int32_t g = 0; g < args.group_size; ++g) {
+    const uint8_t* const sources = args.tile_sources + int64_t{g} * args.tile_count;
+    if (!std::all_of(sources + plan.tile_begin(), sources + plan.tile_end(),
+                     [](uint8_t source) { return source == kSourceOriginals; })) {
+      return true;
+    }
+  }
+  return false;
 }
 
 // Compares the slots whose copy wasn't compared yet, all of them at once.
@@ -63,7 +71,8 @@ bool AttendOnDevice(const ReadPlan& plan, int32_t kv_head, const ReadKernels& ke
                     const AttendArgs& args, const AttendResult& result, void* workspace,
                     CertifierCounters* counters) {
   ImportedSlab* const copy = plan.cache->device_copy();
-  if (copy == nullptr || kernels.attend_on_device == nullptr || ReadsOriginals(args)) return false;
+  if (copy == nullptr || kernels.attend_on_device == nullptr || !ReadsCopy(plan, args))
+    return false;
   const absl::Status status = Run(plan, kv_head, kernels, args, result, workspace);
   if (status.ok()) {
     counters->device_passes.fetch_add(1, std::memory_order_relaxed);

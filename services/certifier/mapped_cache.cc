@@ -63,6 +63,13 @@ absl::Status MappedCache::ImportDeviceCopy(DeviceRuntime* runtime) {
   return absl::OkStatus();
 }
 
+absl::Status MappedCache::PinOriginals(DeviceRuntime* runtime) {
+  CERTKV_ASSIGN_OR_RETURN(pinned_originals_,
+                          PinnedMemory::Pin(runtime, device_copy_->device(), backing_.base(),
+                                            backing_.layout().slab_bytes()));
+  return absl::OkStatus();
+}
+
 absl::Status MappedCache::CheckAlive() const {
   if (alive()) return absl::OkStatus();
   return MakeError(absl::StatusCode::kUnavailable, "STORE_UNREACHABLE",

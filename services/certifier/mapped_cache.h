@@ -14,6 +14,7 @@
 #include "kernels/core/shared_memory.h"
 #include "kernels/core/slab_layout.h"
 #include "kernels/ops/imported_slab.h"
+#include "kernels/ops/pinned_memory.h"
 
 namespace certkv::certifier {
 
@@ -95,6 +96,11 @@ class MappedCache {
   // Which tiles of it were compared with the mapped slab.
   VerifiedTiles* compared_copies() { return compared_copies_.get(); }
 
+  // Pins the backing slab for the device of the copy, which there is, so that it gathers originals
+  // by itself. Blocks while pages are brought to memory, all that the slab has; to be called before
+  // others have the cache. Errors: as PinnedMemory::Pin; then the device is brought copies.
+  absl::Status PinOriginals(DeviceRuntime* runtime);
+
   // False once the store that owns the memory is gone: leases may be, so nothing may be served.
   bool alive() const { return alive_.load(std::memory_order_acquire); }
   void MarkDead() { alive_.store(false, std::memory_order_release); }
@@ -110,7 +116,8 @@ class MappedCache {
   const MappedSlab backing_;
   VerifiedTiles verified_tiles_;
   std::unique_ptr<VerifiedTiles> compared_copies_;
-  std::unique_ptr<ImportedSlab> device_copy_;  // after device_, which it reads
+  std::unique_ptr<ImportedSlab> device_copy_;       // after device_, which it reads
+  std::unique_ptr<PinnedMemory> pinned_originals_;  // after backing_, which it has pinned
   std::atomic<bool> alive_{true};
 };
 

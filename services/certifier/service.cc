@@ -387,7 +387,8 @@ absl::StatusOr<std::unique_ptr<CertifierServer>> CertifierServer::Create(
       certifier::StoreClientOptions{.store_socket = socket,
                                     .timeout_ms = config.store_timeout_ms,
                                     .token_file = config.store_token_file,
-                                    .device = device});
+                                    .device = device,
+                                    .pin_originals = config.pin_originals});
   certifier::ReadKernels kernels = certifier::KernelsOf(Backend::kCpu);
   if (device != nullptr) {
     kernels.attend_on_device = certifier::KernelsOf(Backend::kCuda).attend;

@@ -363,13 +363,29 @@ class StoreClient::Impl {
                                     ToHex(spec_digest.view()),
                                     "; store and certifier are of different versions"));
     }
-    if (options_.device == nullptr) return attachment;
-    const absl::Status imported = attachment->cache->ImportDeviceCopy(options_.device);
+    OpenOnDevice(attachment->cache.get());
+    return attachment;
+  }
+
+  // What of it fails is left to the host, or to copies.
+  void OpenOnDevice(MappedCache* cache) {
+    if (options_.device == nullptr) return;
+    const std::string name = ToHex(cache->spec_digest().view(), 8);
+    const absl::Status imported = cache->ImportDeviceCopy(options_.device);
     if (!imported.ok()) {
       Log(LogLevel::kWarning, "device_copy_not_read",
-          {{"cache", ToHex(spec_digest.view(), 8)}, {"why", imported.ToString()}});
+          {{"cache", name}, {"why", imported.ToString()}});
+      return;
     }
-    return attachment;
+    if (!options_.pin_originals) return;
+    const absl::Status pinned = cache->PinOriginals(options_.device);
+    if (!pinned.ok()) {
+      Log(LogLevel::kWarning, "originals_not_pinned",
+          {{"cache", name}, {"why", pinned.ToString()}});
+      return;
+    }
+    Log(LogLevel::kInfo, "originals_pinned",
+        {{"cache", name}, {"bytes", cache->backing().layout().slab_bytes()}});
   }
 
   absl::StatusOr<std::shared_ptr<const StagingMap>> MapStaging(Attachment* attachment,

@@ -20,6 +20,7 @@ struct StoreClientOptions {
   int64_t timeout_ms = 2000;        // of each call and each exchange on the descriptor socket
   std::string token_file = {};      // read for each attachment; "" = no token is shown
   DeviceRuntime* device = nullptr;  // opens the GPU's copies of caches that have one
+  bool pin_originals = false;       // and pins the originals of these
 };
 
 // Invariants:

@@ -13,7 +13,7 @@
 #include "kernels/core/status.h"
 #include "kernels/cuda/on_cpu/sharing/injected_failures.h"
 #include "services/certifier/read_fixture.h"
-#include "tests/device/device_cache.h"
+#include "tests/device/device_fixture.h"
 
 namespace certkv::certifier {
 namespace {
@@ -22,35 +22,6 @@ using cuda_sharing::InjectFailures;
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 using ::testing::Pair;
-
-constexpr Tolerances kLoose = {.tv_tolerance = 0.2f, .value_tolerance = 0.5f};
-constexpr int64_t kTokens = 400;
-
-ReadKernels OnDevice() {
-  ReadKernels kernels = KernelsOf(Backend::kCpu);
-  kernels.attend_on_device = KernelsOf(Backend::kCuda).attend;
-  return kernels;
-}
-
-// A fixture whose cache has a copy, and a certifier that reads it.
-struct DeviceFixture : ReadFixture {
-  explicit DeviceFixture(const PolicyLease& policy = TestLease(kLoose),
-                         ReadKernels kernels = OnDevice(),
-                         const CacheSpec& spec = SmallSpec(2, 2, 3, 64))
-      : ReadFixture(spec, kTokens, policy, 1.0f, std::move(kernels)), copy(CopyOf(&fake)) {
-    const absl::Status imported = fake.cache()->ImportDeviceCopy(HostMemoryDevice());
-    EXPECT_TRUE(imported.ok()) << imported;
-  }
-  // The copy of a record, to break things with.
-  uint8_t* copied(const uint8_t* host) {
-    return const_cast<uint8_t*>(fake.cache()->device_copy()->device_base()) +
-           (host - StoreBase(&fake));
-  }
-  int64_t device_passes() { return checker.counters().device_passes; }
-  auto fallbacks() { return checker.counters().DeviceFallbacksByReason(); }
-
-  std::unique_ptr<kvstore::DeviceCopy> copy;
-};
 
 class DeviceReadTest : public testing::Test {
  protected:
@@ -116,15 +87,6 @@ TEST_F(DeviceReadTest, EveryReadComparesWhereEveryReadVerifies) {
   ASSERT_TRUE(f.ReadLast().ok());
   EXPECT_THAT(f.checker.violations(), IsEmpty());
   EXPECT_THAT(f.fallbacks(), ElementsAre(Pair("DEVICE_COPY_DIFFERS", 1)));
-}
-
-TEST_F(DeviceReadTest, RepairsRunOnTheHostWhereTheOriginalsAre) {
-  DeviceFixture f(TestLease({.tv_tolerance = 1, .value_tolerance = 0.05f}));
-  ASSERT_TRUE(f.ReadLast().ok());
-  EXPECT_THAT(f.checker.violations(), IsEmpty());
-  EXPECT_EQ(f.device_passes(), 2);
-  EXPECT_GT(f.checker.counters().attend_passes, 2);
-  EXPECT_THAT(f.fallbacks(), IsEmpty());
 }
 
 TEST_F(DeviceReadTest, AfterAReuseOfASlotNothingIsReturned) {

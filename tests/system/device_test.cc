@@ -25,12 +25,14 @@ constexpr int64_t kTokenCount = 400;
 
 class DeviceTest : public SystemTest {
  protected:
-  void StartOnDevice(const std::string& choice = "cuda") {
+  void StartOnDevice(const std::string& choice = "cuda", bool pins_originals = false) {
     ClusterAccess access;
     // Small, because host memory that stands for a GPU's is filled when it is taken.
     access.store_yaml = absl::StrCat(
         "kvstore:\n  device_memory: 8MiB\n  backing_memory: 32MiB\n  device: ", choice, "\n");
-    access.certifier_yaml = absl::StrCat("certifier:\n  device: ", choice, "\n");
+    access.certifier_yaml =
+        absl::StrCat("certifier:\n  device: ", choice,
+                     "\n  pin_originals: ", pins_originals ? "true" : "false", "\n");
     access.on_device = true;
     auto cluster = Cluster::Start(GetParam(), "", access);
     ASSERT_TRUE(cluster.ok()) << cluster.status();
@@ -124,6 +126,25 @@ TEST_P(DeviceTest, HandleThatIsRefusedLeavesReadsToTheHost) {
     EXPECT_THAT(cluster_->Logs(), HasSubstr("device_copy_not_read"));
     EXPECT_THAT(cluster_->Logs(), HasSubstr("DEVICE_IMPORT_REFUSED"));
   }
+}
+
+TEST_P(DeviceTest, OriginalsArePinnedWhereTheConfigSaysSo) {
+  ASSERT_NO_FATAL_FAILURE(StartOnDevice("cuda", true));
+  ASSERT_NO_FATAL_FAILURE(OpenSequence());
+  ReadByCertifier(1);
+  EXPECT_GE(CountInLog("device_passes"), 2);
+  EXPECT_THAT(cluster_->Logs(), HasSubstr("originals_pinned"));
+  EXPECT_THAT(cluster_->Logs(), Not(HasSubstr("originals_not_pinned")));
+}
+
+TEST_P(DeviceTest, OriginalsThatCannotBePinnedLeaveReadsOnTheDevice) {
+  ASSERT_NO_FATAL_FAILURE(StartOnDevice("cuda", true));
+  cluster_->SetDeviceFailures(ClusterService::kCertifier, "cudaHostGetDevicePointer=1");
+  ASSERT_NO_FATAL_FAILURE(OpenSequence());
+  ReadByCertifier(1);
+  EXPECT_GE(CountInLog("device_passes"), 2);
+  EXPECT_THAT(cluster_->Logs(), HasSubstr("originals_not_pinned"));
+  EXPECT_THAT(cluster_->Logs(), HasSubstr("where the device reads pinned memory"));
 }
 
 TEST_P(DeviceTest, DeviceThatIsLostLeavesReadsToTheHost) {
