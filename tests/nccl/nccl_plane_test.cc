@@ -167,8 +167,9 @@ TEST_F(NcclPlaneTest, ServerEndsTheIdleLinkForANewOneAndRefusesWhenAllAreBusy) {
   ASSERT_TRUE(second.ok()) << second.status();
   // Both wait for their other ends, and have nothing to send.
   ASSERT_TRUE(own->Join(offer, "c").ok());
-  EXPECT_EQ(ReasonOf(own->TenantOf(first->link_id).status()), "NCCL_LINK_NOT_FOUND");
-  EXPECT_TRUE(own->TenantOf(second->link_id).ok());
+  const auto anyone = [](absl::string_view) { return true; };
+  EXPECT_EQ(ReasonOf(own->CheckTenant(first->link_id, anyone)), "NCCL_LINK_NOT_FOUND");
+  EXPECT_TRUE(own->CheckTenant(second->link_id, anyone).ok());
 }
 
 TEST_F(NcclPlaneTest, RequireRefusesToStartWithoutLibraryOrGpu) {
