@@ -3,88 +3,14 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <cstring>
 #include <limits>
+#include <type_traits>
 
 #include "kernels/bounds/rounding.h"
+#include "kernels/bounds/tv_chunks.h"
 
 namespace certkv::bounds_internal {
 namespace {
-
-// Half-widths as the bits of a float that is not smaller: in the order of the half-widths, with
-// everything unbounded, negative or NaN at the top end. Adding 0 makes -0 a 0.
-inline uint32_t BitsOf(float half_width) { return std::bit_cast<uint32_t>(half_width + 0.0f); }
-
-inline uint32_t BitsOf(double half_width) {
-  if (half_width < 0) return std::numeric_limits<uint32_t>::max();  // even if it rounds to 0
-  const auto nearest = static_cast<float>(half_width);
-  const uint32_t bits = BitsOf(nearest);
-  return double{nearest} < half_width && half_width > 0 ? bits + 1 : bits;
-}
-
-// What the hot loop needs of kChunkAtoms atoms.
-struct PlainChunk {
-  alignas(64) uint32_t bits[kTvChunkAtoms];
-  alignas(64) double moments[2 * kTvChunkAtoms];  // mass and mass * half-width, in turn
-  uint32_t bits_min;
-  uint32_t bits_max;
-  bool plain;  // false: some atom is a token to keep, out of range or invalid
-};
-
-// Loops of constant length without branches, which the compiler vectorizes.
-template <typename Mass, typename HalfWidth>
-[[gnu::always_inline]] inline void PrepareAtoms(const Mass* mass, const Mass* top,
-                                                const HalfWidth* half_width, Mass token_mass_min,
-                                                PlainChunk* chunk) {
-  int32_t plain = 1;
-  for (int32_t j = 0; j < kTvChunkAtoms; ++j) {
-    const Mass m = mass[j];
-    const HalfWidth c = half_width[j];
-    plain &= static_cast<int32_t>(m >= 0) & static_cast<int32_t>(top[j] >= 0) &
-             static_cast<int32_t>(top[j] <= token_mass_min) &
-             static_cast<int32_t>(c >= kTvBinnedMin) & static_cast<int32_t>(c < kTvBinnedMax);
-  }
-  chunk->plain = plain != 0;
-  if (!chunk->plain) return;
-  // As int32: positive floats are in the order of their bits.
-  int32_t bits_min = std::numeric_limits<int32_t>::max();
-  int32_t bits_max = 0;
-  for (int32_t j = 0; j < kTvChunkAtoms; ++j) {
-    const uint32_t bits = BitsOf(half_width[j]);
-    const double m = mass[j];
-    chunk->bits[j] = bits;
-    chunk->moments[2 * j] = m;
-    chunk->moments[2 * j + 1] = m * std::bit_cast<float>(bits);
-    const auto ordered = static_cast<int32_t>(bits);
-    bits_min = ordered < bits_min ? ordered : bits_min;
-    bits_max = ordered > bits_max ? ordered : bits_max;
-  }
-  chunk->bits_min = static_cast<uint32_t>(bits_min);
-  chunk->bits_max = static_cast<uint32_t>(bits_max);
-}
-
-template <typename Mass, typename HalfWidth>
-void PrepareChunk(const Mass* mass, const Mass* top, const HalfWidth* half_width,
-                  Mass token_mass_min, PlainChunk* chunk) {
-  PrepareAtoms(mass, top, half_width, token_mass_min, chunk);
-}
-
-#if defined(__x86_64__)
-// The finishing step's type, with twice the lanes where the CPU has them. No FMA: same results.
-[[gnu::target("avx2")]] void PrepareAvx2(const float* mass, const float* top,
-                                         const float* half_width, float token_mass_min,
-                                         PlainChunk* chunk) {
-  PrepareAtoms(mass, top, half_width, token_mass_min, chunk);
-}
-
-template <>
-void PrepareChunk(const float* mass, const float* top, const float* half_width,
-                  float token_mass_min, PlainChunk* chunk) {
-  static const bool has_avx2 = __builtin_cpu_supports("avx2") != 0;
-  if (has_avx2) return PrepareAvx2(mass, top, half_width, token_mass_min, chunk);
-  PrepareAtoms(mass, top, half_width, token_mass_min, chunk);
-}
-#endif
 
 // Insertion sort: std::sort on an array of 6 trips a false -Warray-bounds of GCC 12.
 template <typename Key>
@@ -181,8 +107,7 @@ void TvAtomBins::Deposit(int64_t atom, uint32_t bits, double mass) {
 }
 
 // The hot loop: a full chunk of atoms of which none is a token to keep, out of range or invalid.
-// False, with nothing added, when one is. Neighbouring atoms add to different lanes, so that they
-// don't wait for each other.
+// False, with nothing added, when one is.
 template <typename Mass, typename HalfWidth>
 bool TvAtomBins::AddPlainChunk(const Mass* mass, const Mass* top, const HalfWidth* half_width,
                                int64_t begin) {
@@ -192,14 +117,31 @@ bool TvAtomBins::AddPlainChunk(const Mass* mass, const Mass* top, const HalfWidt
   if (!chunk.plain) return false;
   bits_min_ = std::min(bits_min_, chunk.bits_min);
   bits_max_ = std::max(bits_max_, chunk.bits_max);
+  AddMoments(chunk.offsets, chunk.moments);
+  return true;
+}
+
+// Neighbouring atoms add to different lanes, so that they don't wait for each other.
+template <typename Moment>
+[[gnu::always_inline]] inline void TvAtomBins::AddMoments(const uint32_t* offsets,
+                                                          const Moment* moments) {
+  auto* const bytes = reinterpret_cast<unsigned char*>(bins_.data());
   for (int32_t j = 0; j < kChunkAtoms; j += kLanes) {
     for (int32_t lane = 0; lane < kLanes; ++lane) {
-      Moments moments;
-      std::memcpy(&moments, chunk.moments + 2 * (j + lane), sizeof(moments));
-      bins_[(chunk.bits[j + lane] >> kBinShift) - kBinsBefore].lane[lane] += moments;
+      auto* const bin = reinterpret_cast<Bin*>(bytes + offsets[j + lane]);
+      const Moment* const pair = moments + 2 * (j + lane);
+      bin->lane[lane] += Moments{double{pair[0]}, double{pair[1]}};
     }
   }
-  return true;
+}
+
+// The same chunk where the caller of WorstCaseTv has looked at it; [min, max] are its half-widths.
+void TvAtomBins::AddKnownChunk(const float* mass, const float* half_width, float min, float max) {
+  KnownChunk chunk;
+  PairKnown(mass, half_width, &chunk);
+  bits_min_ = std::min(bits_min_, BitsOf(min));
+  bits_max_ = std::max(bits_max_, BitsOf(max));
+  AddMoments(chunk.offsets, chunk.moments);
 }
 
 // Any chunk.
@@ -241,8 +183,20 @@ bool TvAtomBins::Scan(const TvAtoms<Mass, HalfWidth>& atoms, double scale) {
   bits_max_ = 0;
   scale_ = scale;
   bool valid = true;
+  bool has_float_moments = false;
   int64_t begin = 0;
   for (; begin + kChunkAtoms <= count; begin += kChunkAtoms) {
+    if constexpr (std::is_same_v<Mass, float>) {
+      const int64_t chunk = begin / kChunkAtoms;
+      if (!exact_ && scale == 1 && !atoms.chunk_half_width_max.empty() &&
+          atoms.chunk_half_width_max[chunk] < kTvBinnedMax &&
+          atoms.chunk_half_width_min[chunk] >= kTvBinnedMin) {
+        AddKnownChunk(mass + begin, half_width + begin, atoms.chunk_half_width_min[chunk],
+                      atoms.chunk_half_width_max[chunk]);
+        has_float_moments = true;
+        continue;
+      }
+    }
     if (exact_ || scale != 1 || !AddPlainChunk(mass, top, half_width, begin)) {
       valid &= ScanChunk(mass, top, half_width, top_half_width, begin, kChunkAtoms);
     }
@@ -257,6 +211,9 @@ bool TvAtomBins::Scan(const TvAtoms<Mass, HalfWidth>& atoms, double scale) {
   // n additions of masses, as many of points, exp and a few products; a bin's weights come from a
   // mean, where a relative error of the moment is c times as large.
   rounding_ = (static_cast<double>(count) + 64) * 0x1p-51 * (1 + c_max);
+  // A float moment is off by 2^-24 of itself; what is below 2^-126 is off by 2^-150, and at most
+  // 2^64 atoms of that are nothing beside a sum of at least 2^-32.
+  if (has_float_moments) rounding_ += 0x1p-22 * (1 + c_max);
   return valid;
 }
 
@@ -297,7 +254,10 @@ bool TvAtomBins::Load(const TvAtoms<Mass, HalfWidth>& atoms) {
   const size_t count = atoms.mass.size();
   if (count == 0 || count != atoms.half_width.size() ||
       (!atoms.top_token_mass.empty() && count != atoms.top_token_mass.size()) ||
-      (!atoms.top_half_width.empty() && count != atoms.top_half_width.size())) {
+      (!atoms.top_half_width.empty() && count != atoms.top_half_width.size()) ||
+      atoms.chunk_half_width_min.size() != atoms.chunk_half_width_max.size() ||
+      (!atoms.chunk_half_width_max.empty() &&
+       count / kTvChunkAtoms != atoms.chunk_half_width_max.size())) {
     return false;
   }
   if (!Scan(atoms, 1)) return false;

@@ -24,10 +24,12 @@
 
 namespace certkv::bounds_internal {
 
-// Atoms that are looked at together, and the half-widths whose bins have two edges.
-inline constexpr int32_t kTvChunkAtoms = 64;
+// The half-widths whose bins have two edges.
 inline constexpr float kTvBinnedMin = 0x1p-16f;
 inline constexpr auto kTvBinnedMax = static_cast<float>(kTvHalfWidthMax);
+inline constexpr int32_t kTvBinShift = 23 - 6;  // float bits below a bin's number
+inline constexpr uint32_t kTvBinsBefore = ((127u - 16) << 6) - 1;  // 127 - 16: exponent of 2^-16
+inline constexpr uint32_t kTvBinBytes = 128;
 
 // One token taken out of the bins.
 struct TvToken {
@@ -71,12 +73,11 @@ class TvAtomBins {
 
  private:
   static constexpr int32_t kOctaveBins = 64;
-  static constexpr int32_t kBinShift = 23 - 6;          // float bits below a bin's number
-  static constexpr uint32_t kFirstBinBits = 127u - 16;  // exponent of 2^-16
-  static constexpr uint32_t kBinsBefore = (kFirstBinBits << (23 - kBinShift)) - 1;
+  static constexpr int32_t kBinShift = kTvBinShift;
+  static constexpr uint32_t kBinsBefore = kTvBinsBefore;
   static constexpr int32_t kBinCount = 24 * kOctaveBins + 2;  // + [0, 2^-16) and unbounded
   static constexpr int32_t kUnboundedBin = kBinCount - 1;
-  static constexpr int32_t kLanes = 4;  // neighbouring atoms add to different sums: no waiting
+  static constexpr int32_t kLanes = 8;  // neighbouring atoms add to different sums: no waiting
   static constexpr int32_t kPartsMax = 64;
   static constexpr int32_t kRefinedMax = 10;  // bins split in one call of WorstCaseTv
   static constexpr int32_t kCellCountMax = kBinCount + kRefinedMax * kPartsMax;
@@ -91,8 +92,12 @@ class TvAtomBins {
     void Add(int64_t atom, double mass, double moment) {
       lane[static_cast<uint64_t>(atom) % kLanes] += Moments{mass, moment};
     }
-    Moments Total() const { return (lane[0] + lane[1]) + (lane[2] + lane[3]); }
+    Moments Total() const {
+      return ((lane[0] + lane[1]) + (lane[2] + lane[3])) +
+             ((lane[4] + lane[5]) + (lane[6] + lane[7]));
+    }
   };
+  static_assert(sizeof(Bin) == kTvBinBytes);
   // A filled bin, or one exact atom (low_bits == high_bits).
   struct Cell {
     uint32_t low_bits = 0;  // edges as float bits
@@ -114,6 +119,9 @@ class TvAtomBins {
   bool Scan(const TvAtoms<Mass, HalfWidth>& atoms, double scale);
   template <typename Mass, typename HalfWidth>
   bool AddPlainChunk(const Mass* mass, const Mass* top, const HalfWidth* half_width, int64_t begin);
+  void AddKnownChunk(const float* mass, const float* half_width, float min, float max);
+  template <typename Moment>
+  void AddMoments(const uint32_t* offsets, const Moment* moments);
   template <typename Mass, typename HalfWidth>
   bool ScanChunk(const Mass* mass, const Mass* top, const HalfWidth* half_width,
                  const HalfWidth* top_half_width, int64_t begin, int32_t count);

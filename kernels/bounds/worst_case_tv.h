@@ -48,6 +48,7 @@ namespace certkv {
 
 inline constexpr double kTvHalfWidthMax = 256;
 inline constexpr int32_t kTvHeavyTokensMax = 6;
+inline constexpr int32_t kTvChunkAtoms = 64;  // atoms that are looked at together
 
 // Borrowed until the call returns. Mass and HalfWidth are (double, double), (double, float) or
 // (float, float).
@@ -62,6 +63,11 @@ struct TvAtoms {
   // Half-width of that token where it is less than its atom's; used while the token is set apart.
   // Empty = the atom's.
   absl::Span<const HalfWidth> top_half_width = {};
+  // Smallest and largest half-width of each full chunk of kTvChunkAtoms, the largest infinite where
+  // a chunk has a top token of mass > 0: from callers that know them, that every mass is valid and
+  // that they sum to 1 to 2^32. Float masses alone; both or none. Empty = looked for.
+  absl::Span<const float> chunk_half_width_min = {};
+  absl::Span<const float> chunk_half_width_max = {};
 };
 
 struct WorstCaseTvOptions {

@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <random>
@@ -393,13 +394,84 @@ TEST(WorstCaseTvTest, WorkspaceIsCleanAfterMassesThatCancel) {
   std::vector<double> mass(200, 1.0);
   std::vector<double> half_width(200, 0.01);
   half_width[150] = 0.301;  // one bin for both, and for nothing else
-  half_width[154] = 0.304;
+  half_width[158] = 0.304;
   const double expected = Tv(mass, half_width);
   mass[150] = -1;
   WorstCaseTv(TvAtoms<double, double>{mass, half_width, {}}, {}, &workspace);
   mass[150] = 1;
   const TvAtoms<double, double> atoms{mass, half_width, {}};
   EXPECT_EQ(WorstCaseTv(atoms, {}, &workspace).worst_case_tv, expected);
+}
+
+// Chunks that the caller has looked at, and how wide they are.
+struct KnownAtoms {
+  std::vector<float> mass, half_width, top, chunk_min, chunk_max;
+
+  explicit KnownAtoms(int count, std::mt19937_64* random) {
+    std::normal_distribution<float> normal;
+    for (int j = 0; j < count; ++j) {
+      mass.push_back(std::exp(2 * normal(*random)));
+      half_width.push_back(0.1f * std::exp(normal(*random)));
+      top.push_back(0);
+    }
+  }
+  void Look() {
+    constexpr float kInfinity = std::numeric_limits<float>::infinity();
+    chunk_min.assign(mass.size() / kTvChunkAtoms, kInfinity);
+    chunk_max.assign(mass.size() / kTvChunkAtoms, 0.0f);
+    for (size_t j = 0; j < chunk_min.size() * kTvChunkAtoms; ++j) {
+      float& low = chunk_min[j / kTvChunkAtoms];
+      float& high = chunk_max[j / kTvChunkAtoms];
+      low = std::min(low, half_width[j]);
+      high = top[j] > 0 ? kInfinity : std::max(high, half_width[j]);
+    }
+  }
+  TvAtoms<float, float> atoms(bool known) const {
+    TvAtoms<float, float> result{mass, half_width, top};
+    if (!known) return result;
+    result.chunk_half_width_min = chunk_min;
+    result.chunk_half_width_max = chunk_max;
+    return result;
+  }
+};
+
+TEST(WorstCaseTvTest, ChunksThatTheCallerHasLookedAtGiveTheSame) {
+  std::mt19937_64 random(47);
+  WorstCaseTvWorkspace workspace;
+  for (const int count : {129, 192, 700, 8192}) {
+    KnownAtoms known(count, &random);
+    known.mass[5] = known.top[5] = 40.0f * static_cast<float>(count) / 700;
+    known.half_width[count / 2] = 300;  // unbounded, of no mass
+    known.mass[count / 2] = 0;
+    known.half_width[count / 3] = 0x1p-18f;  // below the bins with two edges
+    known.Look();
+    const WorstCaseTvOptions options{.gap = 1e-6};
+    const WorstCaseTvResult looked_for = WorstCaseTv(known.atoms(false), options, &workspace);
+    const WorstCaseTvResult given = WorstCaseTv(known.atoms(true), options, &workspace);
+    EXPECT_GT(looked_for.worst_case_tv, 0.02);
+    EXPECT_LT(looked_for.worst_case_tv, 0.5);
+    EXPECT_EQ(given.heavy_tokens_used, looked_for.heavy_tokens_used);
+    // Both gaps, and 2^-22 (1 + c) of a few terms for float moments.
+    EXPECT_NEAR(given.worst_case_tv, looked_for.worst_case_tv, 1e-5) << count << " atoms";
+    // As tokens of the relaxation alone, in doubles.
+    const std::vector<double> mass(known.mass.begin(), known.mass.end());
+    const std::vector<double> half_width(known.half_width.begin(), known.half_width.end());
+    const std::vector<double> top(known.top.begin(), known.top.end());
+    const TvAtoms<double, double> doubles{mass, half_width, top};
+    EXPECT_GE(given.worst_case_tv, WorstCaseTv(doubles, options).worst_case_tv - 2e-6);
+  }
+}
+
+TEST(WorstCaseTvTest, IsOneWhenRangesAreNotOneForEachChunk) {
+  std::mt19937_64 random(53);
+  KnownAtoms known(640, &random);
+  known.Look();
+  TvAtoms<float, float> atoms = known.atoms(true);
+  EXPECT_LT(WorstCaseTv(atoms).worst_case_tv, 0.5);
+  atoms.chunk_half_width_max.remove_suffix(1);
+  EXPECT_EQ(WorstCaseTv(atoms).worst_case_tv, 1);
+  atoms.chunk_half_width_min.remove_suffix(1);
+  EXPECT_EQ(WorstCaseTv(atoms).worst_case_tv, 1);
 }
 
 }  // namespace

@@ -41,10 +41,10 @@ inline constexpr float kSquareMax = 0x1p120f;
 inline constexpr float kWeightMax = 32767.0f;
 inline constexpr float kWeightErrorSlack = 0.004f;
 
-// 2^x for x in [-125, 126], 0 below and for NaN. The polynomial's coefficients are a minimax fit of
+// 2^x for x in [-125, 126], anything elsewhere. The polynomial's coefficients are a minimax fit of
 // 2^r on [-1/2, 1/2] (relative error 2e-7); Horner adds at most 4u with or without FMA.
 template <typename V>
-[[gnu::always_inline]] inline typename V::F Exp2(typename V::F x) {
+[[gnu::always_inline]] inline typename V::F Exp2InRange(typename V::F x) {
   const typename V::I n = V::ToInt(x);
   const typename V::F r = V::Sub(x, V::ToFloat(n));
   typename V::F p = V::Set(1.339086336e-03f);
@@ -53,8 +53,13 @@ template <typename V>
   p = V::MulAdd(p, r, V::Set(2.402210749e-01f));
   p = V::MulAdd(p, r, V::Set(6.931471880e-01f));
   p = V::MulAdd(p, r, V::Set(1.000000075e+00f));
-  p = V::AsFloat(V::AddI(V::AsInt(p), V::template ShiftLeft32<23>(n)));
-  return V::WhereAtLeast(x, V::Set(kExponentMin), p);
+  return V::AsFloat(V::AddI(V::AsInt(p), V::template ShiftLeft32<23>(n)));
+}
+
+// The same, and 0 below -125 and for NaN.
+template <typename V>
+[[gnu::always_inline]] inline typename V::F Exp2(typename V::F x) {
+  return V::WhereAtLeast(x, V::Set(kExponentMin), Exp2InRange<V>(x));
 }
 
 // ln(x * 2^exponent) for x = 0, normal or +infinity. x = m * 2^e with m in [sqrt(1/2), sqrt(2));

@@ -2,11 +2,13 @@
 // kernels/reference/finish_certificate.cc with float masses. delta here is that of
 // finish_masses.h, which is larger than the reported rounding by what float masses lose.
 //
-// Masses raised to 2^-126 of the largest: at most 2^24 atoms, so 2^-102 of the mass in all, which a
-// half-width of at most kLogitHalfWidthMaxNat = 20 nats turns into under 2^-102 e^40 < 2^-44 of the
-// probability: paid for by kClampedShare. An unbounded atom makes the bound 1 whatever its mass.
+// Masses raised to e^-86 < 2^-124 of the largest: at most 2^17 atoms, so 2^-107 of the mass in all,
+// which a half-width of at most kLogitHalfWidthMaxNat = 20 nats turns into under 2^-107 e^40 <
+// 2^-49 of the probability: paid for by kClampedShare. An unbounded atom makes the bound 1 whatever
+// its mass.
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "kernels/bounds/rounding.h"
 #include "kernels/bounds/worst_case_tv.h"
@@ -31,7 +33,8 @@ constexpr int32_t kFloatAtomsMax = 1 << 17;
 constexpr float kDeltaMax = 0x1p-6f;
 
 // Sets the heavy tokens apart, with half-widths of their own: at most 1 / heavy_mass_min of them.
-// `heavy_atoms` are theirs. Returns the largest price of one.
+// `heavy_atoms` are theirs; their chunks get an infinite half-width (TvAtoms). Returns the largest
+// price of one.
 double FindHeavyTokens(const FinishArgs& args, const FinishMasses& masses, float* top,
                        float* top_half_width, std::vector<int64_t>* heavy_atoms) {
   const float heavy_mass_min =
@@ -39,6 +42,7 @@ double FindHeavyTokens(const FinishArgs& args, const FinishMasses& masses, float
   double price_max = 0;
   for (int64_t begin = 0; begin < masses.count; begin += kFinishChunk) {
     if (masses.chunk_mass_max[begin / kFinishChunk] < heavy_mass_min) continue;
+    const size_t heavy_before = heavy_atoms->size();
     const int64_t end = std::min<int64_t>(begin + kFinishChunk, masses.count);
     for (int64_t j = begin; j < end; ++j) {
       if (masses.mass[j] < heavy_mass_min) continue;
@@ -61,6 +65,9 @@ double FindHeavyTokens(const FinishArgs& args, const FinishMasses& masses, float
       }
       price_max = std::max(price_max, price);
     }
+    if (heavy_atoms->size() > heavy_before) {
+      masses.chunk_half_width_max[begin / kFinishChunk] = std::numeric_limits<float>::infinity();
+    }
   }
   return RoundUp(price_max);
 }
@@ -76,7 +83,10 @@ double BoundTv(CpuIsa isa, const FinishArgs& args, FinishWorkspace* workspace) {
                                       &state.float_top_half_width}) {
       array->resize(chunks * kFinishChunk);
     }
-    state.chunk_mass_max.resize(chunks);
+    for (std::vector<float>* array :
+         {&state.chunk_mass_max, &state.chunk_half_width_min, &state.chunk_half_width_max}) {
+      array->resize(chunks);
+    }
     state.heavy_atoms.reserve(static_cast<size_t>(1.1 / WorstCaseTvOptions{}.heavy_mass_min));
   }
   FinishMasses masses{};
@@ -87,6 +97,8 @@ double BoundTv(CpuIsa isa, const FinishArgs& args, FinishWorkspace* workspace) {
   masses.mass = state.float_mass.data();
   masses.half_width = state.float_half_width.data();
   masses.chunk_mass_max = state.chunk_mass_max.data();
+  masses.chunk_half_width_min = state.chunk_half_width_min.data();
+  masses.chunk_half_width_max = state.chunk_half_width_max.data();
   AttendKernelsOf(isa).finish_masses(&masses);
   if (!masses.valid || !(masses.delta_max <= kDeltaMax)) return -1;
 
@@ -104,6 +116,9 @@ double BoundTv(CpuIsa isa, const FinishArgs& args, FinishWorkspace* workspace) {
   atoms.half_width = {masses.half_width, count};
   atoms.top_token_mass = {state.float_top.data(), count};
   atoms.top_half_width = {state.float_top_half_width.data(), count};
+  static_assert(kFinishChunk == kTvChunkAtoms);
+  atoms.chunk_half_width_min = {masses.chunk_half_width_min, count / kFinishChunk};
+  atoms.chunk_half_width_max = {masses.chunk_half_width_max, count / kFinishChunk};
   const WorstCaseTvResult worst = WorstCaseTv(atoms, options, &state.tv);
   for (const int64_t j : state.heavy_atoms) state.float_top[j] = 0;
   state.heavy_atoms.clear();

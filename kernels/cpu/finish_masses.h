@@ -5,7 +5,7 @@
 // Exp2 is off by less than 2^-20 of its value, 2^-19.9 nats. With what was reported itself
 // (BlockLseSlackNat) and one more 2^-19.9 for the roundings here,
 //   delta = 2^-14 + 2^-18 + 2^-22 (max(|lse|, |max_logit|) + L - lse) >= |log mass - log m|.
-// Exp2 gives 0 below 2^-125; such masses are raised to 2^-126 (kClampedShare of
+// Where lse < L - kDistanceMax the mass is raised to that of kDistanceMax (kClampedShare of
 // finish_certificate.cc pays for it), so that only an empty atom has mass 0.
 #ifndef CERTKV_KERNELS_CPU_FINISH_MASSES_H_
 #define CERTKV_KERNELS_CPU_FINISH_MASSES_H_
@@ -18,48 +18,71 @@
 
 namespace certkv::cpu {
 
-// Folds atoms [begin, begin + kFinishChunk) of padded arrays.
+// Exponents of Exp2InRange end at 125 log(2) = 86.6 nats.
+inline constexpr float kDistanceMax = 86.0f;
+// delta, and the factor on all that is summed.
+inline constexpr float kWidening = 1 + 0x1p-21f;
+inline constexpr float kDeltaPerNat = 0x1p-22f * kWidening;
+inline constexpr float kDeltaMin = (0x1p-14f + 0x1p-18f) * kWidening;
+
+// Folds atoms [begin, begin + kFinishChunk) of padded arrays. Magnitudes are compared as bits,
+// where a NaN is above every number.
 template <typename V>
 struct MassChunk {
-  typename V::F total = V::Zero();  // sum of masses
-  typename V::F slack = V::Zero();  // sum of mass * delta
-  typename V::F delta_max = V::Zero();
-  typename V::F valid = V::Set(1.0f);  // 0 where an input is NaN, +infinity or a negative width
+  typename V::F total = V::Zero();        // sum of masses
+  typename V::F slack = V::Zero();        // sum of mass * delta
+  typename V::I magnitude = V::ZeroI();   // largest of max(|lse|, |max_logit|)
+  typename V::I size = V::ZeroI();        // the same of atoms that aren't empty
+  typename V::I width_bits = V::ZeroI();  // largest of the half-widths' as given
 
   [[gnu::always_inline]] void Add(const FinishMasses& m, const float* lse, const float* max,
                                   const float* half_width, int64_t at) {
-    const typename V::F finite_max = V::Set(kFloatMax);
-    const typename V::F one = V::Set(1.0f);
+    const typename V::F minus_max = V::Set(-kFloatMax);
     const typename V::F largest = V::Set(m.largest_lse);
-    typename V::F chunk_max = V::Zero();
+    typename V::F mass_max = V::Zero();
+    typename V::F width_max = V::Zero();
+    typename V::F width_min = V::Set(kFloatMax);
     for (int i = 0; i < kFinishChunk; i += V::kLanes) {
       const typename V::F l = V::Load(lse + i);
-      const typename V::F top = V::Load(max + i);
       const typename V::F width = V::Load(half_width + i);
-      const typename V::F minus_max = V::Set(-kFloatMax);
-      valid = V::Min(valid, V::WhereAtLeast(finite_max, l, one));
-      valid = V::Min(valid, V::WhereAtLeast(finite_max, top, one));
-      valid = V::Min(valid, V::WhereAtLeast(width, V::Zero(), one));
-      const typename V::F below = V::Sub(l, largest);
-      const typename V::F least = V::WhereAtLeast(l, minus_max, V::Set(0x1p-126f));
-      const typename V::F mass = V::Max(Exp2<V>(V::Mul(below, V::Set(kLog2E))), least);
-      // 0 for an infinite one: an empty atom has no error.
-      const typename V::F size = V::Max(V::WhereAtLeast(l, minus_max, V::Abs(l)),
-                                        V::WhereAtLeast(top, minus_max, V::Abs(top)));
-      const typename V::F distance = V::WhereAtLeast(l, minus_max, V::Abs(below));
+      const typename V::I either =
+          V::MaxUnsigned(V::AsInt(V::Abs(l)), V::AsInt(V::Abs(V::Load(max + i))));
+      magnitude = V::MaxUnsigned(magnitude, either);
+      // 0 for an infinite lse: an empty atom has no error.
+      const typename V::F of_atom = V::WhereAtLeast(l, minus_max, V::AsFloat(either));
+      size = V::MaxUnsigned(size, V::AsInt(of_atom));
+      width_bits = V::MaxUnsigned(width_bits, V::AsInt(width));
+      const typename V::F below = V::Max(V::Sub(l, largest), V::Set(-kDistanceMax));
+      const typename V::F power = Exp2InRange<V>(V::Mul(below, V::Set(kLog2E)));
+      const typename V::F mass = V::WhereAtLeast(l, minus_max, power);
+      // The factor covers the roundings of delta and of the sum.
       const typename V::F delta =
-          V::MulAdd(V::Add(size, distance), V::Set(0x1p-22f), V::Set(0x1p-14f + 0x1p-18f));
+          V::MulAdd(V::Sub(of_atom, below), V::Set(kDeltaPerNat), V::Set(kDeltaMin));
+      const typename V::F widened = V::MulAdd(width, V::Set(kWidening), delta);
       total = V::Add(total, mass);
       slack = V::MulAdd(mass, delta, slack);
-      delta_max = V::Max(delta_max, delta);
-      chunk_max = V::Max(chunk_max, mass);
+      mass_max = V::Max(mass_max, mass);
+      width_max = V::Max(width_max, widened);
+      width_min = V::Min(width_min, widened);
       V::Store(m.mass + at + i, mass);
-      // The factor covers the roundings of delta and of the sum.
-      V::Store(m.half_width + at + i, V::Mul(V::Add(width, delta), V::Set(1 + 0x1p-21f)));
+      V::Store(m.half_width + at + i, widened);
     }
-    m.chunk_mass_max[at / kFinishChunk] = V::ReduceMax(chunk_max);
+    m.chunk_mass_max[at / kFinishChunk] = V::ReduceMax(mass_max);
+    m.chunk_half_width_max[at / kFinishChunk] = V::ReduceMax(width_max);
+    m.chunk_half_width_min[at / kFinishChunk] = -V::ReduceMax(V::Sub(V::Zero(), width_min));
   }
 };
+
+inline constexpr uint32_t kInfinityBits = 0x7f800000;
+
+template <typename V>
+uint32_t ReduceMaxUnsigned(typename V::I x) {
+  uint32_t lanes[V::kLanes];
+  V::StoreI(lanes, x);
+  uint32_t largest = 0;
+  for (const uint32_t lane : lanes) largest = lane > largest ? lane : largest;
+  return largest;
+}
 
 template <typename V>
 float LargestLse(const FinishMasses& m) {
@@ -97,8 +120,12 @@ void ComputeFinishMasses(FinishMasses* masses) {
   }
   m.total = V::ReduceAdd(sums.total);
   m.slack = V::ReduceAdd(sums.slack);
-  m.delta_max = V::ReduceMax(sums.delta_max);
-  m.valid = V::ReduceMax(V::Sub(V::Zero(), sums.valid)) == -1.0f;
+  const uint32_t size = ReduceMaxUnsigned<V>(sums.size);
+  m.delta_max = (__builtin_bit_cast(float, size) + kDistanceMax) * kDeltaPerNat + kDeltaMin;
+  // A negative half-width has larger bits than infinity, as a NaN has. (So has -0, which is no
+  // error: then the caller takes the way of doubles.)
+  m.valid = size < kInfinityBits && ReduceMaxUnsigned<V>(sums.magnitude) <= kInfinityBits &&
+            ReduceMaxUnsigned<V>(sums.width_bits) <= kInfinityBits;
 }
 
 }  // namespace certkv::cpu

@@ -20,10 +20,13 @@ struct FinishMasses {
   float* mass;            // e^(lse - largest); 0 for an empty atom only
   float* half_width;      // reported + delta, rounded up
   float* chunk_mass_max;  // largest mass of each kFinishChunk atoms
+  // Smallest and largest half-width of those; unspecified of a last chunk that isn't full.
+  float* chunk_half_width_min;
+  float* chunk_half_width_max;
   float largest_lse;
   float total;      // sum of masses, off by less than 2^-10 of itself
   float slack;      // sum of mass * delta, likewise
-  float delta_max;  // largest delta
+  float delta_max;  // at least the largest delta
   bool valid;       // false: an input is NaN, +infinity or negative, or all atoms are empty
 };
 

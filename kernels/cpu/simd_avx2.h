@@ -103,6 +103,8 @@ struct Avx2Simd {
   [[gnu::always_inline]] static void StoreI8(void* p, I x) { StoreI(p, x); }
   [[gnu::always_inline]] static I AddI(I a, I b) { return _mm256_add_epi32(a, b); }
   [[gnu::always_inline]] static I AndI(I a, I b) { return _mm256_and_si256(a, b); }
+  // Of unsigned dwords.
+  [[gnu::always_inline]] static I MaxUnsigned(I a, I b) { return _mm256_max_epu32(a, b); }
   [[gnu::always_inline]] static I OrI(I a, I b) { return _mm256_or_si256(a, b); }
   // Bits of a where the mask is 1, of b where it is 0.
   [[gnu::always_inline]] static I Select(I mask, I a, I b) {

@@ -102,6 +102,7 @@ struct Avx512Simd {
   }
   [[gnu::always_inline]] static I AddI(I a, I b) { return _mm512_add_epi32(a, b); }
   [[gnu::always_inline]] static I AndI(I a, I b) { return _mm512_and_si512(a, b); }
+  [[gnu::always_inline]] static I MaxUnsigned(I a, I b) { return _mm512_max_epu32(a, b); }
   [[gnu::always_inline]] static I OrI(I a, I b) { return _mm512_or_si512(a, b); }
   [[gnu::always_inline]] static I Select(I mask, I a, I b) {
     return _mm512_ternarylogic_epi32(mask, a, b, 0xca);

@@ -104,6 +104,9 @@ struct PortableSimd {
     return reinterpret_cast<I>(reinterpret_cast<U>(a) + reinterpret_cast<U>(b));
   }
   [[gnu::always_inline]] static I AndI(I a, I b) { return a & b; }
+  [[gnu::always_inline]] static I MaxUnsigned(I a, I b) {
+    return Select(reinterpret_cast<U>(a) > reinterpret_cast<U>(b), a, b);
+  }
   [[gnu::always_inline]] static I OrI(I a, I b) { return a | b; }
   [[gnu::always_inline]] static I Select(I mask, I a, I b) { return (mask & a) | (~mask & b); }
   template <int kBits>

@@ -22,6 +22,8 @@ struct FinishWorkspace::State {
   std::vector<float> float_half_width;
   std::vector<float> float_top_half_width;  // where float_top is above 0
   std::vector<float> chunk_mass_max;
+  std::vector<float> chunk_half_width_min;
+  std::vector<float> chunk_half_width_max;
   std::vector<int64_t> heavy_atoms;  // where float_top isn't 0
   WorstCaseTvWorkspace tv;
 };

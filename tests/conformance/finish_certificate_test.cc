@@ -22,6 +22,17 @@ namespace {
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
+FinishArgs ArgsOf(const std::vector<float>& lse, const std::vector<float>& max,
+                  const std::vector<float>& half_width) {
+  FinishArgs args{};
+  args.atom_count = static_cast<int32_t>(lse.size());
+  args.block_lse = lse.data();
+  args.block_max_logit = max.data();
+  args.logit_half_width = half_width.data();
+  args.sink_index = -1;
+  return args;
+}
+
 // Tokens of a small read, grouped into atoms, and what a kernel would report of them.
 struct SmallRead {
   std::vector<std::vector<double>> logits;  // [atom][token]
@@ -274,6 +285,75 @@ TEST_P(FinishCertificateTest, NanMaximumNeverMakesTheBoundSmaller) {
   EXPECT_GE(Finish(read.args()).worst_case_tv, EnumerateWorstTv(read));
 }
 
+// The same anywhere in a read that is long enough for bins: in full chunks, first, last and
+// between, and in what is left after them.
+TEST_P(FinishCertificateTest, WhatCannotBeComputedIsTheWorstCaseAnywhere) {
+  struct Broken {
+    std::vector<float> lse, max, half_width;
+  };
+  constexpr int kCount = 300;
+  const std::vector<float> lse(kCount, 3.0f), max(kCount, 1.0f), half_width(kCount, 0.1f);
+  const auto finish = [&](const Broken& broken) {
+    FinishArgs args = ArgsOf(broken.lse, broken.max, broken.half_width);
+    args.value_radius = 1;
+    return Finish(args).worst_case_tv;
+  };
+  const float plain = finish({lse, max, half_width});
+  const float exact = std::tanh(0.05f) - 1e-6f;  // half-widths are all the same
+  EXPECT_GE(plain, exact);
+  EXPECT_LT(plain, exact + 1e-3f);
+  for (const int place : {0, 1, 63, 64, 130, 191, 255, 256, 299}) {
+    SCOPED_TRACE(place);
+    for (const float bad : {kNan, -kNan, kInfinity}) {
+      Broken broken{lse, max, half_width};
+      broken.max[place] = bad;
+      EXPECT_GE(finish(broken), exact) << "maximum " << bad;
+      broken.lse[place] = bad;
+      EXPECT_EQ(finish(broken), 1.0f) << "lse " << bad;
+    }
+    for (const float bad : {kNan, -kNan, kInfinity, -1.0f, -0x1p-120f}) {
+      Broken broken{lse, max, half_width};
+      broken.half_width[place] = bad;
+      EXPECT_EQ(finish(broken), 1.0f) << "half-width " << bad;
+      broken.half_width[(place + 8) % kCount] = -0.0f;  // doesn't hide it
+      EXPECT_EQ(finish(broken), 1.0f) << "half-width " << bad << " and -0";
+    }
+    Broken zero{lse, max, half_width};
+    zero.half_width[place] = -0.0f;
+    EXPECT_LE(finish(zero), plain);
+    EXPECT_GT(finish(zero), exact * 0.99f);
+  }
+}
+
+// Masses of e^-86 of the largest and less aren't told apart in float, those of 2^-42 not on a GPU,
+// where 4,096 of them that may grow by e^20 cost a tenth of this bound.
+TEST_P(FinishCertificateTest, CoversWhatIsFarBelowTheLargest) {
+  constexpr int kCount = 4096;
+  const double share = GetParam().backend == Backend::kCuda ? 0.1 : 0;
+  for (const float distance : {80.0f, 85.9f, 86.1f, 88.0f, 100.0f, 200.0f}) {
+    for (const float width : {0.5f, 19.9f}) {
+      std::vector<float> lse(kCount, 10 - distance), max(kCount, 9 - distance);
+      std::vector<float> half_width(kCount, width);
+      std::vector<double> mass, wide(kCount, width);
+      for (int a = 0; a < kCount; a += 200) {
+        lse[a] = 10;
+        max[a] = 9;
+        half_width[a] = 0.2f;
+        wide[a] = 0.2f;
+      }
+      for (const float l : lse) mass.push_back(std::exp(double{l}));
+      FinishArgs args = ArgsOf(lse, max, half_width);
+      constexpr double kGap = 1e-6;
+      const std::vector<double> tops(kCount, 0.0);
+      const TvAtoms<double, double> atoms{mass, wide, tops};
+      const double exact = WorstCaseTv(atoms, {.gap = kGap}).worst_case_tv;
+      const double bound = Finish(args).worst_case_tv;
+      EXPECT_GE(bound, exact - 2 * kGap) << distance << " nats, half-width " << width;
+      EXPECT_LE(bound, exact * (1 + share) + 1e-3) << distance << " nats, half-width " << width;
+    }
+  }
+}
+
 // Of tokens that were skipped only a bound on their mass is known.
 TEST_P(FinishCertificateTest, MixesInWhatWasSkipped) {
   std::mt19937_64 random(31);
@@ -354,12 +434,7 @@ TEST_P(FinishCertificateTest, StaysNearTheReferenceForLongReads) {
       mass.push_back(std::exp(double{lse.back()}));
       width.push_back(half_width.back());
     }
-    FinishArgs args{};
-    args.atom_count = count;
-    args.block_lse = lse.data();
-    args.block_max_logit = max.data();
-    args.logit_half_width = half_width.data();
-    args.sink_index = -1;
+    FinishArgs args = ArgsOf(lse, max, half_width);
     Certificate reference;
     ASSERT_TRUE(FinishCertificate(Backend::kReference, args, &workspace_, &reference).ok());
     Certificate fast = Finish(args);
@@ -399,12 +474,7 @@ TEST(FinishCertificateLengthTest, LeavesVeryLongReadsToTheReference) {
     max[a] = lse[a] - 2;
     half_width[a] = 0.1f * std::exp(normal(random));
   }
-  FinishArgs args{};
-  args.atom_count = kCount;
-  args.block_lse = lse.data();
-  args.block_max_logit = max.data();
-  args.logit_half_width = half_width.data();
-  args.sink_index = -1;
+  FinishArgs args = ArgsOf(lse, max, half_width);
   FinishWorkspace workspace;
   Certificate reference;
   Certificate fast;
