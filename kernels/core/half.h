@@ -42,6 +42,11 @@ inline float OriginalToFloat(OriginalDtype dtype, uint16_t bits) {
 inline uint16_t FloatToOriginal(OriginalDtype dtype, float value) {
   return dtype == OriginalDtype::kF16 ? FloatToF16(value) : FloatToBf16(value);
 }
+// Largest magnitude, as bits, of a key in an affine format, whose zeros are fp16: 65504, of BF16
+// 65280, as the next is 65536.
+inline uint16_t AffineKeyLimit(OriginalDtype dtype) {
+  return dtype == OriginalDtype::kF16 ? 0x7bff : 0x477f;
+}
 // True when the 16 bits are neither an infinity nor a NaN.
 inline bool IsFiniteOriginal(OriginalDtype dtype, uint16_t bits) {
   const uint16_t exponent = dtype == OriginalDtype::kF16 ? 0x7c00 : 0x7f80;

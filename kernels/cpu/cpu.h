@@ -22,8 +22,10 @@ namespace certkv::cpu {
 std::vector<CpuIsa> SupportedIsas();
 
 // Writes all of the scan and the detail record but scan_checksum, detail_checksum and
-// original_checksum, which ops adds. Originals are finite; affine keys lie within +-65504.
-void QuantizeTile(CpuIsa isa, const QuantizeTileArgs& args);
+// original_checksum, which ops adds. False when a key of an affine format is beyond AffineKeyLimit
+// or a value of a rotated format isn't finite: nothing may be said of the records then. Keys and
+// values of other formats are finite.
+bool QuantizeTile(CpuIsa isa, const QuantizeTileArgs& args);
 
 // Bytes of scratch for Attend; the same for every instruction set, or their maximum.
 int64_t AttendWorkspaceBytes(const AttendArgs& args);

@@ -14,33 +14,73 @@
 
 namespace certkv::cpu {
 
+// Ranges of 16 kVectors channels, and of all of them into `low` and `high`, in order (OrderWords).
+template <typename V, int kVectors>
+void FindRanges(const uint16_t* rows, int64_t stride, uint16_t* min, uint16_t* max,
+                typename V::W* low, typename V::W* high) {
+  typename V::W smallest[kVectors];
+  typename V::W largest[kVectors];
+  Unroll<kVectors>([&](auto v) __attribute__((always_inline)) {
+    smallest[v] = largest[v] = V::OrderWords(V::LoadWords(rows + 16 * v));
+  });
+  for (int t = 1; t < kTileTokens; ++t) {
+    const uint16_t* const row = rows + t * stride;
+    Unroll<kVectors>([&](auto v) __attribute__((always_inline)) {
+      const typename V::W x = V::OrderWords(V::LoadWords(row + 16 * v));
+      smallest[v] = V::MinWords(smallest[v], x);
+      largest[v] = V::MaxWords(largest[v], x);
+    });
+  }
+  Unroll<kVectors>([&](auto v) __attribute__((always_inline)) {
+    V::StoreWords(min + 16 * v, V::OrderWords(smallest[v]));
+    V::StoreWords(max + 16 * v, V::OrderWords(largest[v]));
+    *low = V::MinWords(*low, smallest[v]);
+    *high = V::MaxWords(*high, largest[v]);
+  });
+}
+
+// Infinities and NaN are beyond every finite number in the order of words.
+template <typename V>
+bool FindKeyRanges(QuantizeState* state) {
+  QuantizeState& s = *state;
+  const QuantizeTileArgs& args = *s.args;
+  const int dim = args.layout->head_dim;
+  typename V::W low = V::OrderWords(V::LoadWords(args.keys));
+  typename V::W high = low;
+  int i = 0;
+  for (; i + 64 <= dim; i += 64) {
+    FindRanges<V, 4>(args.keys + i, args.key_stride, s.key_min + i, s.key_max + i, &low, &high);
+  }
+  for (; i < dim; i += 16) {
+    FindRanges<V, 1>(args.keys + i, args.key_stride, s.key_min + i, s.key_max + i, &low, &high);
+  }
+  uint16_t lows[16];
+  uint16_t highs[16];
+  V::StoreWords(lows, low);
+  V::StoreWords(highs, high);
+  bool valid = true;
+  for (int k = 0; k < 16; ++k) {
+    valid &= static_cast<int16_t>(highs[k]) <= static_cast<int16_t>(s.key_limit);
+    valid &= static_cast<int16_t>(lows[k]) >= -1 - static_cast<int16_t>(s.key_limit);
+  }
+  return valid;
+}
+
 // Scales and zeros of all key channels, to the scan record.
 template <typename V>
 void ChooseKeyCodings(QuantizeState& s) {
   const TileLayout& layout = *s.args->layout;
   auto* scale_bits = reinterpret_cast<uint16_t*>(s.args->scan + layout.scale_offset);
   auto* zero_bits = reinterpret_cast<uint16_t*>(s.args->scan + layout.zero_offset);
-  for (int begin = 0; begin < layout.head_dim; begin += V::kLanes) {
-    float min[V::kLanes];
-    float max[V::kLanes];
-    for (int c = 0; c < V::kLanes; ++c) {
-      const uint16_t* words = s.words[begin + c];
-      typename V::F low = LoadOriginal<V>(s, words);
-      typename V::F high = low;
-      for (int t = V::kLanes; t < kTileTokens; t += V::kLanes) {
-        const typename V::F x = LoadOriginal<V>(s, words + t);
-        low = V::Min(low, x);
-        high = V::Max(high, x);
-      }
-      min[c] = -V::ReduceMax(V::Sub(V::Zero(), low));
-      max[c] = V::ReduceMax(high);
-    }
+  for (int i = 0; i < layout.head_dim; i += V::kLanes) {
+    const typename V::F min = LoadOriginal<V>(s, s.key_min + i);
+    const typename V::F max = LoadOriginal<V>(s, s.key_max + i);
     Coding<V> coding;
     if (s.code_centre == 0) {
-      coding.Choose(V::Load(min), V::Load(max), 255, scale_bits + begin, zero_bits + begin);
+      coding.Choose(min, max, 255, scale_bits + i, zero_bits + i);
     } else {
-      coding.ChooseCentred(V::Load(min), V::Load(max), s.code_level_max, s.code_centre,
-                           scale_bits + begin, zero_bits + begin);
+      coding.ChooseCentred(min, max, s.code_level_max, s.code_centre, scale_bits + i,
+                           zero_bits + i);
     }
   }
 }
@@ -113,57 +153,74 @@ void LoadCodings(const QuantizeTileArgs& args, ChannelCodings* codings) {
   }
 }
 
-// Codes, planes, norms and, with kWitness, residuals of V::kLanes tokens from t.
+// Codes, planes, norms and, with kWitness, residuals of sub-block b: what a channel's coding is, is
+// loaded once for all of its tokens.
 template <typename V, KeyFormat kFormat, bool kWitness, bool kBf16>
-void EncodeKeyTokens(QuantizeState& s, const ChannelCodings& codings, int t, DepthNorms<V>* norms) {
+void EncodeKeyTokens(QuantizeState& s, const ChannelCodings& codings, int b, DepthNorms<V>* norms) {
   const QuantizeTileArgs& args = *s.args;
   const TileLayout& layout = *args.layout;
+  constexpr int kVectors = kSubBlockTokens / V::kLanes;
   constexpr int kCodeMask = kFormat == KeyFormat::kK8   ? 0xff
                             : kFormat == KeyFormat::kK6 ? 0xfc
                                                         : 0xf0;
   const typename V::F centre = V::Set(s.code_centre);
-  const int b = t / kSubBlockTokens;
-  const int64_t at = int64_t{4} * (t % kSubBlockTokens);
-  uint8_t* coarse_plane = args.scan + layout.coarse_offset + b * layout.coarse_bytes + at;
-  uint8_t* fine_plane = args.detail + b * layout.sub_block_bytes + at;
-  typename V::F residuals[kWitnessBandsMax];
-  for (typename V::F& r : residuals) r = V::Zero();
+  const int t = b * kSubBlockTokens;
+  uint8_t* coarse_plane = args.scan + layout.coarse_offset + b * layout.coarse_bytes;
+  uint8_t* fine_plane = args.detail + b * layout.sub_block_bytes;
+  typename V::F residuals[kWitnessBandsMax][kVectors];
+  for (int band = 0; band < kWitnessBandsMax; ++band) {
+    for (typename V::F& r : residuals[band]) r = V::Zero();
+  }
   for (int j = 0; j < layout.head_dim / 16; ++j) {
-    typename V::I coarse[2] = {V::ZeroI(), V::ZeroI()};
-    typename V::I fine[2] = {V::ZeroI(), V::ZeroI()};
-    Unroll<16>([&](auto place) __attribute__((always_inline)) {
-      constexpr int kGroup = decltype(place)::value / 8;
-      constexpr int kFineWord = kFormat == KeyFormat::kK8 ? kGroup : 0;
-      const int i = 16 * j + place;
-      const typename V::F x = Load16<V, kBf16>(s.words[i] + t);
-      const typename V::F scale = V::Set(codings.scale[i]);
-      const typename V::F offset = V::Sub(x, V::Set(codings.zero[i]));
-      const typename V::I code = V::ToInt(V::Mul(offset, V::Set(codings.inverse[i])));
-      PlaceCode<V, kFormat, decltype(place)::value>(code, coarse[kGroup], fine[kFineWord]);
-      if constexpr (kFormat == KeyFormat::kK8)
-        norms->template Add<0>(code, scale, codings.middle[i]);
-      if constexpr (kFormat != KeyFormat::kK4)
-        norms->template Add<1>(code, scale, codings.middle[i]);
-      norms->template Add<2>(code, scale, codings.middle[i]);
-      if constexpr (kWitness) {
-        const typename V::F level = V::Add(V::ToFloat(V::AndI(code, V::SetI(kCodeMask))), centre);
-        const typename V::F left = V::NegMulAdd(level, scale, offset);
-        const typename V::F weighted = V::Mul(left, V::Set(s.witness_weight[i]));
-        typename V::F& sum = residuals[s.band_of[i]];
-        sum = V::MulAdd(weighted, weighted, sum);
-      }
+    typename V::I fine[kVectors] = {};
+    Unroll<2>([&](auto group) __attribute__((always_inline)) {
+      typename V::I coarse[kVectors] = {};
+      constexpr bool kOwnFineWord = kFormat == KeyFormat::kK8 || decltype(group)::value == 0;
+      Unroll<kVectors>([&](auto v) __attribute__((always_inline)) {
+        coarse[v] = V::ZeroI();
+        if constexpr (kOwnFineWord) fine[v] = V::ZeroI();
+      });
+      Unroll<8>([&](auto nibble) __attribute__((always_inline)) {
+        constexpr int kPlace = 8 * decltype(group)::value + decltype(nibble)::value;
+        const int i = 16 * j + kPlace;
+        const typename V::F scale = V::Set(codings.scale[i]);
+        Unroll<kVectors>([&](auto v) __attribute__((always_inline)) {
+          const typename V::F x = Load16<V, kBf16>(s.words[i] + t + V::kLanes * v);
+          const typename V::F offset = V::Sub(x, V::Set(codings.zero[i]));
+          const typename V::I code = V::ToInt(V::Mul(offset, V::Set(codings.inverse[i])));
+          PlaceCode<V, kFormat, kPlace>(code, coarse[v], fine[v]);
+          if constexpr (kFormat == KeyFormat::kK8) {
+            norms[v].template Add<0>(code, scale, codings.middle[i]);
+          }
+          if constexpr (kFormat != KeyFormat::kK4) {
+            norms[v].template Add<1>(code, scale, codings.middle[i]);
+          }
+          norms[v].template Add<2>(code, scale, codings.middle[i]);
+          if constexpr (kWitness) {
+            const typename V::F level =
+                V::Add(V::ToFloat(V::AndI(code, V::SetI(kCodeMask))), centre);
+            const typename V::F left = V::NegMulAdd(level, scale, offset);
+            const typename V::F weighted = V::Mul(left, V::Set(s.witness_weight[i]));
+            typename V::F& sum = residuals[s.band_of[i]][v];
+            sum = V::MulAdd(weighted, weighted, sum);
+          }
+        });
+      });
+      Unroll<kVectors>([&](auto v) __attribute__((always_inline)) {
+        const int64_t at = 4 * V::kLanes * v;
+        V::StoreI(coarse_plane + int64_t{128} * j + 64 * group + at, coarse[v]);
+        if constexpr (kFormat == KeyFormat::kK8) {
+          V::StoreI(fine_plane + int64_t{128} * j + 64 * group + at, fine[v]);
+        } else if constexpr (kFormat == KeyFormat::kK6 && decltype(group)::value == 1) {
+          V::StoreI(fine_plane + int64_t{64} * j + at, fine[v]);
+        }
+      });
     });
-    V::StoreI(coarse_plane + int64_t{128} * j, coarse[0]);
-    V::StoreI(coarse_plane + int64_t{128} * j + 64, coarse[1]);
-    if constexpr (kFormat == KeyFormat::kK8) {
-      V::StoreI(fine_plane + int64_t{128} * j, fine[0]);
-      V::StoreI(fine_plane + int64_t{128} * j + 64, fine[1]);
-    } else if constexpr (kFormat == KeyFormat::kK6) {
-      V::StoreI(fine_plane + int64_t{64} * j, fine[0]);
-    }
   }
   for (int band = 0; kWitness && band < layout.witness_bands; ++band) {
-    V::Store(s.residual_square[band] + t, residuals[band]);
+    for (int v = 0; v < kVectors; ++v) {
+      V::Store(s.residual_square[band] + t + V::kLanes * v, residuals[band][v]);
+    }
   }
 }
 
@@ -183,17 +240,21 @@ void EncodeKeyPlanes(QuantizeState& s) {
     s.scale_norm[band] = __builtin_sqrtf(scale_squares[band]);
   }
   typename V::F norm_max = V::Zero();
-  for (int t = 0; t < kTileTokens; t += V::kLanes) {
-    DepthNorms<V> norms;
-    for (typename V::F& square : norms.square) square = V::Zero();
-    if (layout.witness_bands > 0) {
-      s.bf16 ? EncodeKeyTokens<V, kFormat, true, true>(s, codings, t, &norms)
-             : EncodeKeyTokens<V, kFormat, true, false>(s, codings, t, &norms);
-    } else {
-      s.bf16 ? EncodeKeyTokens<V, kFormat, false, true>(s, codings, t, &norms)
-             : EncodeKeyTokens<V, kFormat, false, false>(s, codings, t, &norms);
+  for (int b = 0; b < kSubBlocksPerTile; ++b) {
+    DepthNorms<V> norms[kSubBlockTokens / V::kLanes];
+    for (DepthNorms<V>& of_vector : norms) {
+      for (typename V::F& square : of_vector.square) square = V::Zero();
     }
-    for (const typename V::F& square : norms.square) norm_max = V::Max(norm_max, square);
+    if (layout.witness_bands > 0) {
+      s.bf16 ? EncodeKeyTokens<V, kFormat, true, true>(s, codings, b, norms)
+             : EncodeKeyTokens<V, kFormat, true, false>(s, codings, b, norms);
+    } else {
+      s.bf16 ? EncodeKeyTokens<V, kFormat, false, true>(s, codings, b, norms)
+             : EncodeKeyTokens<V, kFormat, false, false>(s, codings, b, norms);
+    }
+    for (const DepthNorms<V>& of_vector : norms) {
+      for (const typename V::F& square : of_vector.square) norm_max = V::Max(norm_max, square);
+    }
   }
   s.key_norm = __builtin_sqrtf(V::ReduceMax(norm_max));
 }
@@ -264,16 +325,17 @@ void RotateRows(float* rows, int dim) {
 // zeros.
 template <typename V>
 [[gnu::always_inline]] inline RowCoding<V> RotateTokens(QuantizeState& s, int t, int level_max,
-                                                        float* rows) {
+                                                        float* rows, typename V::I* magnitude) {
   const int dim = s.args->layout->value_dim;
-  typename V::F original = V::Zero();
+  typename V::I original = V::ZeroI();
   typename V::F square = V::Zero();
   for (int i = 0; i < dim; ++i) {
     const typename V::F x = LoadOriginal<V>(s, s.words[i] + t);
     V::Store(rows + i * V::kLanes, x);
-    original = V::Max(original, V::Abs(x));
+    original = V::MaxUnsigned(original, V::AsInt(V::Abs(x)));
     square = V::MulAdd(x, x, square);
   }
+  *magnitude = V::MaxUnsigned(*magnitude, original);
   V::Store(s.value_norm + t, square);  // the root is taken by the caller
   RotateRows<V>(rows, dim);
   typename V::F min = V::Zero();
@@ -283,20 +345,21 @@ template <typename V>
     min = V::Min(min, y);
     max = V::Max(max, y);
   }
-  return ChooseRowCoding<V>(s, t, level_max, min, max, original, [&](int u) {
+  return ChooseRowCoding<V>(s, t, level_max, min, max, V::AsFloat(original), [&](int u) {
     for (int i = 0; i < dim; ++i) rows[i * V::kLanes + u] = 0;
   });
 }
 
 // words[channel % 8 + 8 * zone][token]: the codes of one stored word.
 template <typename V, int kBits>
-void EncodeValueWords(QuantizeState& s, uint16_t (*words)[kTileTokens]) {
+bool EncodeValueWords(QuantizeState& s, uint16_t (*words)[kTileTokens]) {
   constexpr int kCodes = 16 / kBits;
   const int dim = s.args->layout->value_dim;
   const int zones = (dim + 8 * kCodes - 1) / (8 * kCodes);
   alignas(64) float rows[kHeadDimMax * V::kLanes];
+  typename V::I magnitude = V::ZeroI();
   for (int t = 0; t < kTileTokens; t += V::kLanes) {
-    const RowCoding<V> coding = RotateTokens<V>(s, t, (1 << kBits) - 1, rows);
+    const RowCoding<V> coding = RotateTokens<V>(s, t, (1 << kBits) - 1, rows, &magnitude);
     typename V::F error = V::Zero();
     for (int word = 0; word < 8 * zones; ++word) {
       typename V::I packed = V::ZeroI();
@@ -316,19 +379,16 @@ void EncodeValueWords(QuantizeState& s, uint16_t (*words)[kTileTokens]) {
     }
     V::Store(s.value_error + t, error);
   }
+  return IsFinite<V>(magnitude);
 }
 
 template <typename V>
-void EncodeRotatedValues(QuantizeState* state) {
+bool EncodeRotatedValues(QuantizeState* state) {
   QuantizeState& s = *state;
   const TileLayout& layout = *s.args->layout;
   const bool v4 = layout.value_format == ValueFormat::kV4;
   alignas(64) uint16_t words[kHeadDimMax / 2][kTileTokens];
-  if (v4) {
-    EncodeValueWords<V, 4>(s, words);
-  } else {
-    EncodeValueWords<V, 8>(s, words);
-  }
+  const bool is_finite = v4 ? EncodeValueWords<V, 4>(s, words) : EncodeValueWords<V, 8>(s, words);
   const int word_count = static_cast<int>(layout.value_bytes / (2 * kSubBlockTokens));
   for (int pair = 0; pair < kTileTokens / 2; ++pair) {
     const int b = 2 * pair / kSubBlockTokens;
@@ -338,14 +398,15 @@ void EncodeRotatedValues(QuantizeState* state) {
       __builtin_memcpy(out + 4 * word, words[word] + 2 * pair, 4);
     }
   }
+  return is_finite;
 }
 
 template <typename V>
 constexpr QuantizeKernels MakeQuantizeKernels() {
   if constexpr (V::kLanes == 8) {
-    return {EncodeAffineKeys<V>, EncodeRotatedRows<V>, true};
+    return {FindKeyRanges<V>, EncodeAffineKeys<V>, EncodeRotatedRows<V>, true};
   } else {
-    return {EncodeAffineKeys<V>, EncodeRotatedValues<V>, false};
+    return {FindKeyRanges<V>, EncodeAffineKeys<V>, EncodeRotatedValues<V>, false};
   }
 }
 

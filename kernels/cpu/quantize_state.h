@@ -15,10 +15,13 @@ namespace certkv::cpu {
 
 struct QuantizeState {
   const QuantizeTileArgs* args;
-  bool bf16;                                             // originals are BF16
-  float code_centre;                                     // AffineDepth of an affine key format
-  float code_level_max;                                  // its mask
-  uint8_t band_of[kHeadDimMax];                          // witness band of each key channel
+  bool bf16;                                  // originals are BF16
+  float code_centre;                          // AffineDepth of an affine key format
+  float code_level_max;                       // its mask
+  uint8_t band_of[kHeadDimMax];               // witness band of each key channel
+  uint16_t key_limit;                         // largest magnitude of a key, as bits
+  alignas(64) uint16_t key_min[kHeadDimMax];  // of each key channel, in its own dtype
+  alignas(64) uint16_t key_max[kHeadDimMax];
   alignas(64) uint16_t words[kHeadDimMax][kTileTokens];  // originals of the plane being encoded
   alignas(64) uint8_t codes[kHeadDimMax][kTileTokens];   // FP8 codes
   // Largest ||k^_t|| over tokens and depths, up to rounding (2^-15 of it).
@@ -34,11 +37,14 @@ struct QuantizeState {
 };
 
 struct QuantizeKernels {
-  // From `words`: the scale, zero, coarse and fine planes of K8, K6 or K4.
+  // key_min and key_max, from the rows of the arguments. False when a key is not finite or beyond
+  // key_limit.
+  bool (*find_key_ranges)(QuantizeState* state);
+  // From those and `words`: the scale, zero, coarse and fine planes of K8, K6 or K4.
   void (*encode_affine_keys)(QuantizeState* state);
   // Values, value scales and zeros of V4 or V8: from the rows of the arguments where
-  // `values_by_rows`, else from `words`.
-  void (*encode_rotated_values)(QuantizeState* state);
+  // `values_by_rows`, else from `words`. False when a value is not finite.
+  bool (*encode_rotated_values)(QuantizeState* state);
   bool values_by_rows;
 };
 
@@ -47,7 +53,7 @@ extern const QuantizeKernels kQuantizeAvx2;
 extern const QuantizeKernels kQuantizeAvx512;
 
 // QuantizeTile with given kernels; `QuantizeTile` of cpu.h chooses them.
-void QuantizeTileWith(const QuantizeKernels& kernels, const QuantizeTileArgs& args);
+bool QuantizeTileWith(const QuantizeKernels& kernels, const QuantizeTileArgs& args);
 
 }  // namespace certkv::cpu
 

@@ -243,7 +243,8 @@ int16_t EncodeWitnesses(const QuantizeState& state) {
   return exponent;
 }
 
-void EncodeKeys(const QuantizeKernels& kernels, QuantizeState* state, TileHeader* header) {
+// False when a key can't be encoded.
+bool EncodeKeys(const QuantizeKernels& kernels, QuantizeState* state, TileHeader* header) {
   const QuantizeTileArgs& args = *state->args;
   const TileLayout& layout = *args.layout;
   const bool is_dithered = layout.key_format == KeyFormat::kK8D;
@@ -263,6 +264,7 @@ void EncodeKeys(const QuantizeKernels& kernels, QuantizeState* state, TileHeader
     header->key_scale = args.spec->layers[args.layer].fp8_key_scale;
     EncodeFp8Keys(state);
   } else {
+    if (IsAffine(layout.key_format) && !kernels.find_key_ranges(state)) return false;
     Turn(args.keys, args.key_stride, layout.head_dim, state->words);
     if (IsAffine(layout.key_format)) {
       kernels.encode_affine_keys(state);
@@ -278,6 +280,7 @@ void EncodeKeys(const QuantizeKernels& kernels, QuantizeState* state, TileHeader
                          ? RoundUp(double{state->key_norm} * (1 + 0x1p-13))
                          : KeyNormMax(*state);
   if (layout.witness_bands > 0) header->witness_exponent = EncodeWitnesses(*state);
+  return true;
 }
 
 struct ValueNorms {
@@ -392,7 +395,8 @@ void CopyValues(const QuantizeTileArgs& args) {
   }
 }
 
-void EncodeValues(const QuantizeKernels& kernels, QuantizeState* state, TileHeader* header) {
+// False when a value can't be encoded.
+bool EncodeValues(const QuantizeKernels& kernels, QuantizeState* state, TileHeader* header) {
   const QuantizeTileArgs& args = *state->args;
   const TileLayout& layout = *args.layout;
   const bool rotated = IsRotated(layout.value_format);
@@ -400,7 +404,7 @@ void EncodeValues(const QuantizeKernels& kernels, QuantizeState* state, TileHead
     if (!kernels.values_by_rows) {
       Turn(args.values, args.value_stride, layout.value_dim, state->words);
     }
-    kernels.encode_rotated_values(state);
+    if (!kernels.encode_rotated_values(state)) return false;
   } else {
     CopyValues(args);
   }
@@ -411,6 +415,7 @@ void EncodeValues(const QuantizeKernels& kernels, QuantizeState* state, TileHead
     header->value_error_bound[b] = FloatToF16RoundedUp(RoundUp(norms.error));
   }
   header->value_radius = RoundUp(radius);
+  return true;
 }
 
 const QuantizeKernels& KernelsOf(CpuIsa isa) {
@@ -434,7 +439,7 @@ const QuantizeKernels& KernelsOf(CpuIsa isa) {
 
 }  // namespace
 
-void QuantizeTileWith(const QuantizeKernels& kernels, const QuantizeTileArgs& args) {
+bool QuantizeTileWith(const QuantizeKernels& kernels, const QuantizeTileArgs& args) {
   const TileLayout& layout = *args.layout;
   // Planes of scales are padded; encoders write all that comes after them.
   std::memset(args.scan, 0, layout.witness_offset);
@@ -449,13 +454,15 @@ void QuantizeTileWith(const QuantizeKernels& kernels, const QuantizeTileArgs& ar
   QuantizeState state;
   state.args = &args;
   state.bf16 = args.spec->original_dtype == OriginalDtype::kBf16;
-  EncodeKeys(kernels, &state, &header);
-  EncodeValues(kernels, &state, &header);
+  state.key_limit = AffineKeyLimit(args.spec->original_dtype);
+  if (!EncodeKeys(kernels, &state, &header) || !EncodeValues(kernels, &state, &header))
+    return false;
   std::memcpy(args.scan, &header, sizeof(header));
+  return true;
 }
 
-void QuantizeTile(CpuIsa isa, const QuantizeTileArgs& args) {
-  QuantizeTileWith(KernelsOf(isa), args);
+bool QuantizeTile(CpuIsa isa, const QuantizeTileArgs& args) {
+  return QuantizeTileWith(KernelsOf(isa), args);
 }
 
 }  // namespace certkv::cpu

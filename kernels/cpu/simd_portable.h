@@ -33,6 +33,19 @@ struct PortableSimd {
   static constexpr int kDotAccumulators = 4;
   static constexpr int kDotRegisters = 1;
 
+  typedef int16_t W __attribute__((vector_size(32)));
+  [[gnu::always_inline]] static W LoadWords(const uint16_t* p) {
+    W x;
+    __builtin_memcpy(&x, p, sizeof(x));
+    return x;
+  }
+  [[gnu::always_inline]] static void StoreWords(uint16_t* p, W x) {
+    __builtin_memcpy(p, &x, sizeof(x));
+  }
+  [[gnu::always_inline]] static W MinWords(W a, W b) { return a < b ? a : b; }
+  [[gnu::always_inline]] static W MaxWords(W a, W b) { return a > b ? a : b; }
+  [[gnu::always_inline]] static W OrderWords(W x) { return x ^ (x >> 15 & 0x7fff); }
+
   [[gnu::always_inline]] static F Zero() { return F{}; }
   [[gnu::always_inline]] static F Set(float x) { return F{x, x, x, x, x, x, x, x}; }
   [[gnu::always_inline]] static F Load(const float* p) {

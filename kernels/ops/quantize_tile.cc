@@ -66,18 +66,41 @@ absl::Status CheckRows(OriginalDtype dtype, const uint16_t* rows, int64_t stride
   return absl::OkStatus();
 }
 
-absl::Status CheckOriginals(const QuantizeTileArgs& args) {
+bool IsAffine(KeyFormat format) {
+  return format == KeyFormat::kK8 || format == KeyFormat::kK8D || format == KeyFormat::kK6 ||
+         format == KeyFormat::kK4;
+}
+
+uint16_t FiniteMax(OriginalDtype dtype) { return dtype == OriginalDtype::kF16 ? 0x7bff : 0x7f7f; }
+
+absl::Status CheckKeys(const QuantizeTileArgs& args) {
   const OriginalDtype dtype = args.spec->original_dtype;
-  const uint16_t finite_max = dtype == OriginalDtype::kF16 ? 0x7bff : 0x7f7f;
-  const KeyFormat format = args.layout->key_format;
-  const bool is_affine = format == KeyFormat::kK8 || format == KeyFormat::kK8D ||
-                         format == KeyFormat::kK6 || format == KeyFormat::kK4;
-  // Largest bf16 within fp16's range: 65280; the next is 65536.
-  const uint16_t key_max = is_affine && dtype == OriginalDtype::kBf16 ? 0x477f : finite_max;
-  CERTKV_RETURN_IF_ERROR(
-      CheckRows(dtype, args.keys, args.key_stride, args.layout->head_dim, key_max, "key"));
-  return CheckRows(dtype, args.values, args.value_stride, args.layout->value_dim, finite_max,
+  const bool is_affine = IsAffine(args.layout->key_format);
+  return CheckRows(dtype, args.keys, args.key_stride, args.layout->head_dim,
+                   is_affine ? AffineKeyLimit(dtype) : FiniteMax(dtype), "key");
+}
+
+absl::Status CheckValues(const QuantizeTileArgs& args) {
+  const OriginalDtype dtype = args.spec->original_dtype;
+  return CheckRows(dtype, args.values, args.value_stride, args.layout->value_dim, FiniteMax(dtype),
                    "value");
+}
+
+// The CPU's encoders look at affine keys and rotated values while they encode them, so that nothing
+// is read twice; what they refuse is named here.
+absl::Status QuantizeOnCpu(const QuantizeTileArgs& args) {
+  const ValueFormat values = args.layout->value_format;
+  if (!IsAffine(args.layout->key_format)) CERTKV_RETURN_IF_ERROR(CheckKeys(args));
+  if (values != ValueFormat::kV4 && values != ValueFormat::kV8) {
+    CERTKV_RETURN_IF_ERROR(CheckValues(args));
+  }
+  CERTKV_ASSIGN_OR_RETURN(const CpuIsa isa, SelectedCpuIsa());
+  if (cpu::QuantizeTile(isa, args)) return absl::OkStatus();
+  CERTKV_RETURN_IF_ERROR(CheckKeys(args));
+  CERTKV_RETURN_IF_ERROR(CheckValues(args));
+  return MakeError(absl::StatusCode::kAborted, "ORIGINALS_CHANGED",
+                   "keys or values that could not be encoded are other ones a moment later; leave "
+                   "them alone until the call returns");
 }
 
 // What is made on the host whoever made the planes.
@@ -104,16 +127,19 @@ absl::Status QuantizeTile(Backend backend, const QuantizeTileArgs& args) {
                "a cache with dithered keys has a secret");
   CERTKV_CHECK((args.witness_weights != nullptr) == args.layout->has_witness_weights,
                "weights are given exactly to layouts that have them");
-  CERTKV_RETURN_IF_ERROR(CheckOriginals(args));
+  if (backend == Backend::kCpu) {
+    CERTKV_RETURN_IF_ERROR(QuantizeOnCpu(args));
+    WriteChecksums(args);
+    return absl::OkStatus();
+  }
+  CERTKV_RETURN_IF_ERROR(CheckKeys(args));
+  CERTKV_RETURN_IF_ERROR(CheckValues(args));
   switch (backend) {
     case Backend::kReference:
       reference::QuantizeTile(args);
       break;
-    case Backend::kCpu: {
-      CERTKV_ASSIGN_OR_RETURN(const CpuIsa isa, SelectedCpuIsa());
-      cpu::QuantizeTile(isa, args);
+    case Backend::kCpu:
       break;
-    }
     case Backend::kCuda: {
       if (args.layout->key_format == KeyFormat::kK8D) return LacksOperation("K8D keys");
       CERTKV_ASSIGN_OR_RETURN(const DeviceOps* const device, RegisteredDevice());

@@ -36,7 +36,8 @@ struct QuantizeTileArgs {
 
 // The header's checksums are written too (XXH3-64), original_checksum over the originals given.
 // Errors: InvalidArgument [NON_FINITE_KEY | NON_FINITE_VALUE] naming token and channel;
-//         [KEY_OUT_OF_RANGE], a bf16 key beyond +-65504 in an affine format. What `scan` and
+//         [KEY_OUT_OF_RANGE], a bf16 key beyond +-65504 in an affine format; Aborted
+//         [ORIGINALS_CHANGED], somebody wrote to them meanwhile and it was seen. What `scan` and
 //         `detail` then hold is unspecified and must not be published.
 // Threads: concurrent calls are safe when their outputs differ. Blocks until done.
 absl::Status QuantizeTile(Backend backend, const QuantizeTileArgs& args);

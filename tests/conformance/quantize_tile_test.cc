@@ -5,6 +5,8 @@
 #include <array>
 #include <cmath>
 #include <cstring>
+#include <utility>
+#include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -255,6 +257,66 @@ TEST_P(QuantizeTileTest, ReadsRowsAtTheirStrideOnly) {
     args.detail = copy.get() + layout.scan_bytes;
     ASSERT_TRUE(QuantizeTile(GetParam().backend, args).ok());
     ExpectEqualBytes(copy.get(), sequence.scan(0), 0, layout.tile_bytes(), KeyFormatName(format));
+  }
+}
+
+// Encoders that look at originals while they encode them look at all of them.
+TEST_P(QuantizeTileTest, RefusesWhatCannotBeEncodedWhereverItIs) {
+  struct Bits {
+    OriginalDtype dtype;
+    std::vector<uint16_t> bad_keys, bad_values, good_keys, good_values;
+  };
+  const Bits kBits[] = {{OriginalDtype::kF16,
+                         {0x7c00, 0xfc00, 0x7c01, 0xffff},
+                         {0x7c00, 0xfc00, 0x7c01, 0xffff},
+                         {0x7bff, 0xfbff, 0x0001},
+                         {0x7bff, 0xfbff, 0x8001}},
+                        {OriginalDtype::kBf16,
+                         {0x7f80, 0xff80, 0x7fc0, 0xffff, 0x4780, 0xc780},
+                         {0x7f80, 0xff80, 0x7f81, 0xffff},
+                         {0x477f, 0xc77f, 0x0001},
+                         {0x7f7f, 0xff7f, 0x8001}}};
+  for (const Bits& bits : kBits) {
+    for (const bool is_coarse : {false, true}) {
+      SequenceShape shape;
+      shape.dtype = bits.dtype;
+      shape.key_format = is_coarse ? KeyFormat::kK6 : KeyFormat::kK8;
+      shape.value_format = is_coarse ? ValueFormat::kV8 : ValueFormat::kV4;
+      shape.head_dim = is_coarse ? 96 : 80;
+      shape.value_dim = is_coarse ? 80 : 128;
+      shape.tile_count = 1;
+      shape.tail_count = 0;
+      SequenceCase sequence(shape, kSeed, GetParam().backend);
+      QuantizeTileArgs args{};
+      args.spec = &sequence.spec();
+      args.layout = &sequence.layout();
+      args.key_stride = shape.head_dim;
+      args.value_stride = shape.value_dim;
+      args.scan = sequence.scan(0);
+      args.detail = sequence.detail(0);
+      std::vector<uint16_t> keys(kTileTokens * shape.head_dim, 0x3c00);
+      std::vector<uint16_t> values(kTileTokens * shape.value_dim, 0x3c00);
+      args.keys = keys.data();
+      args.values = values.data();
+      const auto expect = [&](std::vector<uint16_t>* originals, int width, uint16_t word, int n,
+                              bool is_good) {
+        const int place = (n * 7 + n / width) % kTileTokens * width + n % width;
+        const uint16_t before = std::exchange((*originals)[place], word);
+        EXPECT_EQ(QuantizeTile(GetParam().backend, args).ok(), is_good)
+            << (originals == &keys ? "key " : "value ") << word << " in channel " << n % width;
+        (*originals)[place] = before;
+      };
+      for (int n = 0; n < shape.head_dim; ++n) {
+        expect(&keys, shape.head_dim, bits.bad_keys[n % bits.bad_keys.size()], n, false);
+      }
+      for (int n = 0; n < shape.value_dim; ++n) {
+        expect(&values, shape.value_dim, bits.bad_values[n % bits.bad_values.size()], n, false);
+      }
+      for (int n = 0; n < 12; ++n) {
+        expect(&keys, shape.head_dim, bits.good_keys[n % 3], n, true);
+        expect(&values, shape.value_dim, bits.good_values[n % 3], n, true);
+      }
+    }
   }
 }
 
