@@ -409,8 +409,9 @@ class StoreEngine {
   // waits.
   absl::StatusOr<PublishedBlock> PublishPulledLocked(const Pull& pull, const PulledBlock& block)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Writes those. Releases mutex_ meanwhile. False: nothing to write, or the disk does not take it.
-  bool SpillOldest(const std::shared_ptr<Cache>& cache, const TenantIndex* tenant, int32_t count)
+  // Writes those of any tenant. Releases mutex_ meanwhile. False: nothing to write, or the disk does
+  // not take it.
+  bool SpillOldest(const std::shared_ptr<Cache>& cache, int32_t count)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Before `count` slots are taken: the blocks that will make room go to disk first, as far as it
   // takes them. The caller waits for that, which is the back-pressure on bursts. Releases mutex_
