@@ -66,7 +66,9 @@ absl::Status CheckRows(OriginalDtype dtype, const uint16_t* rows, int64_t stride
   return absl::OkStatus();
 }
 
-absl::Status CheckOriginals(const QuantizeTileArgs& args) {
+}  // namespace
+
+absl::Status CheckTileOriginals(const QuantizeTileArgs& args) {
   const OriginalDtype dtype = args.spec->original_dtype;
   const uint16_t finite_max = dtype == OriginalDtype::kF16 ? 0x7bff : 0x7f7f;
   const KeyFormat format = args.layout->key_format;
@@ -80,8 +82,7 @@ absl::Status CheckOriginals(const QuantizeTileArgs& args) {
                    "value");
 }
 
-// What is made on the host whoever made the planes.
-void WriteChecksums(const QuantizeTileArgs& args) {
+void WriteTileChecksums(const QuantizeTileArgs& args) {
   TileHeader header;
   std::memcpy(&header, args.scan, sizeof(header));
   if (args.layout->has_witness_weights) {
@@ -95,8 +96,6 @@ void WriteChecksums(const QuantizeTileArgs& args) {
   std::memcpy(args.scan, &header, sizeof(header));
 }
 
-}  // namespace
-
 absl::Status QuantizeTile(Backend backend, const QuantizeTileArgs& args) {
   CERTKV_CHECK(args.key_stride >= args.layout->head_dim, "rows of keys don't overlap");
   CERTKV_CHECK(args.value_stride >= args.layout->value_dim, "rows of values don't overlap");
@@ -104,7 +103,7 @@ absl::Status QuantizeTile(Backend backend, const QuantizeTileArgs& args) {
                "a cache with dithered keys has a secret");
   CERTKV_CHECK((args.witness_weights != nullptr) == args.layout->has_witness_weights,
                "weights are given exactly to layouts that have them");
-  CERTKV_RETURN_IF_ERROR(CheckOriginals(args));
+  CERTKV_RETURN_IF_ERROR(CheckTileOriginals(args));
   switch (backend) {
     case Backend::kReference:
       reference::QuantizeTile(args);
@@ -121,7 +120,7 @@ absl::Status QuantizeTile(Backend backend, const QuantizeTileArgs& args) {
       break;
     }
   }
-  WriteChecksums(args);
+  WriteTileChecksums(args);
   return absl::OkStatus();
 }
 
