@@ -37,6 +37,9 @@ struct Options {
   // says when to ask again; 0 = it fails at once.
   int64_t pressure_wait_ms = 5000;
   int32_t staging_slot_count = 0;  // blocks a worker can have open at once; 0 = server's default
+  // Staging slots on the store's GPU, too: blocks of a PagedCache that is on it are sealed there.
+  // Without them, and where that fails, they go through the mapped slots (Worker::device_staging).
+  bool device_staging = false;
 };
 
 // unix:<runtime directory>/certkvd.sock; see services/common/runtime_directory.h.

@@ -72,6 +72,7 @@ class PagedCache {
   int64_t page_count() const { return page_count_; }
   bool is_on_device() const { return runtime_ != nullptr; }
   DeviceRuntime* runtime() const { return runtime_; }
+  int32_t device() const { return device_; }
 
   // Are tokens [first_token, first_token + token_count) of a sequence there, whose tokens i *
   // page_tokens and on are in page pages[i]?

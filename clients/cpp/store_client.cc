@@ -61,6 +61,7 @@ absl::StatusOr<AttachedSession> StoreClient::AttachWorker(CacheId cache) {
   request.set_role(v1::SESSION_ROLE_WORKER);
   request.set_staging_slot_count(options_.staging_slot_count);
   request.set_tenant(options_.tenant);
+  request.set_wants_device_staging(options_.device_staging);
   v1::AttachWorkerResponse response;
   CERTKV_RETURN_IF_ERROR(
       CallUnary(options_.rpc_timeout_ms, Retry::kNever, [&](grpc::ClientContext& context) {
@@ -142,8 +143,10 @@ absl::StatusOr<std::vector<int32_t>> StoreClient::ReserveBlocks(SessionId sessio
 }
 
 absl::StatusOr<LeasedBlocks> StoreClient::SealBlocks(SessionId session,
-                                                     absl::Span<const SealItem> items) {
+                                                     absl::Span<const SealItem> items,
+                                                     bool on_device) {
   v1::SealBlocksRequest request;
+  request.set_from_device_staging(on_device);
   request.set_session_id(static_cast<int64_t>(session));
   request.set_lease_duration_ms(options_.lease_duration_ms);
   request.set_keep_slots_for_retry(options_.pressure_wait_ms > 0);

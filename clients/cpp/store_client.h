@@ -67,7 +67,9 @@ class StoreClient {
                                                      bool waits = true);
   // The staging slots are free afterwards, whatever the outcome; while the store has no room they
   // are kept and the call is made again.
-  absl::StatusOr<LeasedBlocks> SealBlocks(SessionId session, absl::Span<const SealItem> items);
+  // `on_device`: the originals are in the session's staging memory on the store's GPU.
+  absl::StatusOr<LeasedBlocks> SealBlocks(SessionId session, absl::Span<const SealItem> items,
+                                          bool on_device = false);
   // ttl_ms 0: until it is unpinned.
   absl::Status PinBlocks(SessionId session, absl::Span<const BlockKey> keys, bool pinned,
                          int64_t ttl_ms);

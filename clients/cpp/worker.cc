@@ -61,7 +61,9 @@ absl::Status Worker::Impl::MapSlabs() {
   CERTKV_RETURN_IF_ERROR(device_layout.CheckHeader(device.data(), device.size_bytes()));
   device_layout.AdoptDitherSecret(device.data());
   CERTKV_RETURN_IF_ERROR(backing_layout.CheckHeader(backing.data(), backing.size_bytes()));
-  return staging_layout.CheckHeader(staging.data(), staging.size_bytes());
+  CERTKV_RETURN_IF_ERROR(staging_layout.CheckHeader(staging.data(), staging.size_bytes()));
+  on_device = std::make_unique<DeviceStaging>(staging.data(), staging.size_bytes(), device.data());
+  return absl::OkStatus();
 }
 
 absl::Status Worker::Impl::CheckLayers(absl::Span<const LayerKv> layers) const {
@@ -111,6 +113,7 @@ void Worker::Impl::WriteRow(int32_t slot, int32_t layer, int32_t row, const Laye
 Worker::Worker(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
 Worker::~Worker() {
+  impl_->on_device.reset();  // the store gives that memory back when the session has ended
   // Best effort: the store also ends the session when the descriptor socket closes.
   impl_->store->DetachWorker(impl_->session.session).IgnoreError();
   const absl::MutexLock lock(&impl_->pin_mutex);
@@ -140,13 +143,15 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Attach(const Options& options,
 
 // Seals written slots and gives the sequence their blocks and lease. The slots are free afterwards.
 absl::Status Worker::AddSealed(Sequence& sequence, absl::Span<const BlockKey> keys,
-                               int64_t first_block, absl::Span<const int32_t> slots) {
+                               int64_t first_block, const FilledSlots& filled) {
+  const std::vector<int32_t>& slots = filled.slots;
   std::vector<SealItem> items;
   for (size_t i = 0; i < slots.size(); ++i) {
     const size_t block = first_block + i;
     items.push_back({slots[i], keys[block], block == 0 ? BlockKey{} : keys[block - 1]});
   }
-  absl::StatusOr<LeasedBlocks> sealed = impl_->store->SealBlocks(impl_->session.session, items);
+  absl::StatusOr<LeasedBlocks> sealed =
+      impl_->store->SealBlocks(impl_->session.session, items, filled.on_device);
   if (!sealed.ok()) {
     // The store frees the slots with its answer; where none came, this makes sure. Idempotent.
     impl_->store->AbortBlocks(impl_->session.session, slots).IgnoreError();
@@ -204,14 +209,14 @@ absl::StatusOr<std::unique_ptr<Sequence>> Worker::Pull(const std::string& peer,
   });
 }
 
-absl::StatusOr<std::vector<int32_t>> Worker::Impl::FillSlots(std::vector<SlotRows> rows,
-                                                             const SlotWriter& write, bool waits) {
+absl::StatusOr<FilledSlots> Worker::Impl::FillSlots(std::vector<SlotRows> rows,
+                                                    const SlotWriter& write, bool waits) {
   CERTKV_ASSIGN_OR_RETURN(
       std::vector<int32_t> slots,
       store->ReserveBlocks(session.session, static_cast<int32_t>(rows.size()), waits));
   for (size_t i = 0; i < rows.size(); ++i) rows[i].slot = slots[i];
   const absl::Status written = write(rows);
-  if (written.ok()) return slots;
+  if (written.ok()) return FilledSlots{std::move(slots), false};
   store->AbortBlocks(session.session, slots).IgnoreError();
   return written;
 }
@@ -220,17 +225,19 @@ absl::StatusOr<std::unique_ptr<Sequence>> Worker::PutSequence(absl::Span<const i
                                                               absl::Span<const LayerKv> layers,
                                                               const BlockKeyContext& key_context) {
   CERTKV_RETURN_IF_ERROR(impl_->CheckLayers(layers));
-  return Put(token_ids, key_context, [&](absl::Span<const SlotRows> rows) {
+  const SlotWriter write = [&](absl::Span<const SlotRows> rows) {
     for (const SlotRows& slot : rows) {
       impl_->WriteStaging(slot.slot, slot.first_token, slot.token_count, 0, layers);
     }
     return absl::OkStatus();
-  });
+  };
+  return Put(token_ids, key_context,
+             [&](const std::vector<SlotRows>& rows) { return impl_->FillSlots(rows, write); });
 }
 
-absl::StatusOr<std::unique_ptr<Sequence>> Worker::Put(absl::Span<const int32_t> token_ids,
-                                                      const BlockKeyContext& key_context,
-                                                      const SlotWriter& write) {
+absl::StatusOr<std::unique_ptr<Sequence>> Worker::Put(
+    absl::Span<const int32_t> token_ids, const BlockKeyContext& key_context,
+    const std::function<absl::StatusOr<FilledSlots>(const std::vector<SlotRows>&)>& fill) {
   CERTKV_RETURN_IF_ERROR(impl_->CheckInputs(token_ids, key_context));
   const int32_t block_tokens = impl_->spec.block_tokens;
   const std::vector<BlockKey> keys =
@@ -245,17 +252,18 @@ absl::StatusOr<std::unique_ptr<Sequence>> Worker::Put(absl::Span<const int32_t> 
     for (int64_t block = done; block < std::min(block_count, done + batch_max); ++block) {
       rows.push_back({.first_token = block * block_tokens, .token_count = block_tokens});
     }
-    CERTKV_ASSIGN_OR_RETURN(const std::vector<int32_t> slots, impl_->FillSlots(rows, write));
-    CERTKV_RETURN_IF_ERROR(AddSealed(*sequence, keys, done, slots));
+    CERTKV_ASSIGN_OR_RETURN(const FilledSlots filled, fill(rows));
+    const absl::Status sealed = AddSealed(*sequence, keys, done, filled);
+    if (impl_->FallsToHost(sealed, filled.on_device)) continue;
+    CERTKV_RETURN_IF_ERROR(sealed);
   }
   sequence->token_count_ = static_cast<int64_t>(token_ids.size());
   const int64_t tail_first = block_count * block_tokens;
   const auto tail_count = static_cast<int32_t>(sequence->token_count_ - tail_first);
   if (tail_count > 0) {
-    CERTKV_ASSIGN_OR_RETURN(
-        const std::vector<int32_t> slots,
-        impl_->FillSlots({{.first_token = tail_first, .token_count = tail_count}}, write));
-    sequence->tail_ = TailRef{impl_->session.staging_id, slots[0], tail_count};
+    CERTKV_ASSIGN_OR_RETURN(const FilledSlots filled,
+                            fill({{.first_token = tail_first, .token_count = tail_count}}));
+    sequence->tail_ = TailRef{impl_->session.staging_id, filled.slots[0], tail_count};
   }
   return sequence;
 }
@@ -330,7 +338,7 @@ absl::Status Worker::FinishToken(Sequence& sequence, absl::Span<const int32_t> t
       ComputeBlockKeys(impl_->Salted(key_context), token_ids, impl_->spec.block_tokens);
   const TailRef tail = std::exchange(sequence.tail_, TailRef{});
   const absl::Status sealed =
-      AddSealed(sequence, keys, static_cast<int64_t>(keys.size()) - 1, {tail.staging_slot});
+      AddSealed(sequence, keys, static_cast<int64_t>(keys.size()) - 1, {{tail.staging_slot}});
   if (sealed.ok()) return sealed;
   // The slot went back to the store with all its rows: the tail's tokens are gone from it.
   sequence.token_count_ -= tail.token_count;
@@ -389,6 +397,7 @@ const uint8_t* Worker::staging_base() const { return impl_->staging.data(); }
 absl::StatusOr<std::unique_ptr<ImportedSlab>> Worker::OpenDeviceCopy(DeviceRuntime* runtime) const {
   return ImportedSlab::Open(runtime, impl_->device.data(), impl_->device.size_bytes());
 }
+absl::Status Worker::device_staging() const { return impl_->on_device->status(); }
 
 Sequence::~Sequence() {
   Worker::Impl& impl = *worker_->impl_;

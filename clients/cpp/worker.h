@@ -50,6 +50,12 @@ struct SlotRows {
   int32_t token_count = 0;
 };
 
+// Slots that hold rows: of the mapped staging slab, or of the same slots on the store's GPU.
+struct FilledSlots {
+  std::vector<int32_t> slots;
+  bool on_device = false;
+};
+
 // The tail: tokens after the last whole block, in an unsealed staging slot.
 struct TailRef {
   int64_t staging_id = 0;
@@ -70,16 +76,19 @@ class StagedBlocks {
   ~StagedBlocks();
 
   int32_t block_count() const { return static_cast<int32_t>(slots_.size()); }
+  // Are they in staging memory on the store's GPU?
+  bool is_on_device() const { return on_device_; }
   // Gives back the slots of the first `count` blocks, or of all.
   void DropFirst(int32_t count);
 
  private:
   friend class Worker;
-  StagedBlocks(Worker* worker, std::vector<int32_t> slots)
-      : worker_(worker), slots_(std::move(slots)) {}
+  StagedBlocks(Worker* worker, FilledSlots filled)
+      : worker_(worker), slots_(std::move(filled.slots)), on_device_(filled.on_device) {}
 
   Worker* worker_;
   std::vector<int32_t> slots_;
+  bool on_device_;
 };
 
 // A sequence in the store: leased blocks and a tail. Movable only through unique_ptr. Releases its
@@ -159,8 +168,10 @@ class Worker {
 
   // PutSequence with the rows where an engine keeps them: token i of the sequence is in page
   // pages[i / page_tokens] of `cache`. Blocks that the store has aren't read, the others and the
-  // tail are moved from the pages into staging slots, once.
-  // Errors: InvalidArgument [BLOCK_TABLE_INVALID]; InvalidArgument [PAGED_CACHE_INVALID], `cache`
+  // tail are moved from the pages into staging slots, once. With Options::device_staging and pages
+  // on the store's GPU the blocks stay there until they are sealed; where that fails they go
+  // through the mapped slots. Errors: InvalidArgument [BLOCK_TABLE_INVALID]; InvalidArgument
+  // [PAGED_CACHE_INVALID], `cache`
   //         was made for another spec; on a device those of PagedCache::CopyRows and Internal
   //         [DEVICE_FAILED], staging memory can't be pinned; otherwise as PutSequence.
   absl::StatusOr<std::unique_ptr<Sequence>> PutPaged(absl::Span<const int32_t> token_ids,
@@ -180,7 +191,8 @@ class Worker {
   absl::StatusOr<StagedBlocks> StageBlocks(const PagedCache& cache, absl::Span<const int32_t> pages,
                                            int64_t first_token, int32_t block_count);
   // Seals them after the sequence's last block, in calls of some blocks each. Errors: as
-  // AppendBlocks; the slots are given back then.
+  // AppendBlocks; the slots are given back then. Of blocks on the store's GPU also Internal
+  // [DEVICE_FAILED] and FailedPrecondition [DEVICE_STAGING_MISSING]: they are gone, stage again.
   absl::Status AppendStaged(Sequence& sequence, absl::Span<const BlockKey> keys,
                             StagedBlocks blocks);
 
@@ -244,6 +256,10 @@ class Worker {
   // Opens the copy that a GPU has of the device slab, for kernels of this process; it ends before
   // the worker. imported_slab.h says how to read it. Errors: as ImportedSlab::Open.
   absl::StatusOr<std::unique_ptr<ImportedSlab>> OpenDeviceCopy(DeviceRuntime* runtime) const;
+  // OK while pages on the store's GPU are sealed there, or none were tried; otherwise why the last
+  // ones went through the mapped slots: DEVICE_STAGING_MISSING, DEVICE_NOT_HERE,
+  // DEVICE_HANDLE_STALE, DEVICE_IMPORT_REFUSED, DEVICE_MEMORY_FULL, DEVICE_FAILED.
+  absl::Status device_staging() const;
 
  private:
   friend class Sequence;
@@ -256,14 +272,14 @@ class Worker {
       absl::Span<const BlockKey> keys,
       const std::function<absl::StatusOr<LeasedBlocks>(absl::Span<const BlockKey>)>& find);
   absl::Status AddSealed(Sequence& sequence, absl::Span<const BlockKey> keys, int64_t first_block,
-                         absl::Span<const int32_t> slots);
-  // PutSequence of what `write`, a SlotWriter, writes.
+                         const FilledSlots& filled);
+  // PutSequence of the slots that `fill` reserves and fills.
   absl::StatusOr<std::unique_ptr<Sequence>> Put(
       absl::Span<const int32_t> token_ids, const BlockKeyContext& key_context,
-      const std::function<absl::Status(absl::Span<const SlotRows>)>& write);
+      const std::function<absl::StatusOr<FilledSlots>(const std::vector<SlotRows>&)>& fill);
   // Seals slots after the sequence's last block, which has no tail.
   absl::Status AppendSlots(Sequence& sequence, absl::Span<const BlockKey> keys,
-                           absl::Span<const int32_t> slots);
+                           const FilledSlots& filled);
   absl::Status CheckAppend(const Sequence& sequence, size_t key_count, size_t block_count,
                            absl::string_view call) const;
   absl::StatusOr<StagedBlocks> Stage(const PagedCache& cache, absl::Span<const int32_t> pages,

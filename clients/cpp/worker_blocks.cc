@@ -3,6 +3,7 @@
 #include <cstring>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "clients/cpp/paged_cache.h"
 #include "clients/cpp/worker_impl.h"
@@ -23,11 +24,14 @@ absl::Status CheckCache(const PagedCache& cache, const SpecDigest& digest) {
 }  // namespace
 
 StagedBlocks::StagedBlocks(StagedBlocks&& other) noexcept
-    : worker_(other.worker_), slots_(std::exchange(other.slots_, {})) {}
+    : worker_(other.worker_),
+      slots_(std::exchange(other.slots_, {})),
+      on_device_(other.on_device_) {}
 
 StagedBlocks& StagedBlocks::operator=(StagedBlocks&& other) noexcept {
   std::swap(worker_, other.worker_);
   std::swap(slots_, other.slots_);
+  std::swap(on_device_, other.on_device_);
   return *this;
 }
 
@@ -56,14 +60,42 @@ absl::Status Worker::Impl::PinStaging(const PagedCache& cache) {
   return absl::OkStatus();
 }
 
+bool Worker::Impl::FallsToHost(const absl::Status& status, bool was_on_device) const {
+  if (!was_on_device || !absl::StartsWith(ReasonOf(status), "DEVICE_")) return false;
+  on_device->GiveUp(status);
+  return true;
+}
+
+absl::StatusOr<FilledSlots> Worker::Impl::FillPaged(const std::vector<SlotRows>& rows,
+                                                    const PagedCache& cache,
+                                                    absl::Span<const int32_t> pages, bool waits) {
+  const auto fill = [&](uint8_t* base) {
+    return FillSlots(
+        rows,
+        [&](absl::Span<const SlotRows> slots) {
+          return cache.CopyRows(pages, slots, staging_layout, base);
+        },
+        waits);
+  };
+  const bool is_tail = rows[0].token_count < spec.block_tokens;
+  uint8_t* const base = is_tail ? nullptr : on_device->BaseFor(cache);
+  if (base != nullptr) {
+    absl::StatusOr<FilledSlots> filled = fill(base);
+    if (filled.ok()) filled->on_device = true;
+    if (!FallsToHost(filled.status(), true)) return filled;
+  }
+  CERTKV_RETURN_IF_ERROR(PinStaging(cache));
+  return fill(staging.data());
+}
+
 absl::Status Worker::AppendSlots(Sequence& sequence, absl::Span<const BlockKey> keys,
-                                 absl::Span<const int32_t> slots) {
+                                 const FilledSlots& filled) {
   std::vector<BlockKey> chain;
   for (const BlockHandle& block : sequence.blocks_) chain.push_back(block.key);
   chain.insert(chain.end(), keys.begin(), keys.end());
   CERTKV_RETURN_IF_ERROR(
-      AddSealed(sequence, chain, static_cast<int64_t>(sequence.blocks_.size()), slots));
-  sequence.token_count_ += static_cast<int64_t>(slots.size()) * impl_->spec.block_tokens;
+      AddSealed(sequence, chain, static_cast<int64_t>(sequence.blocks_.size()), filled));
+  sequence.token_count_ += static_cast<int64_t>(filled.slots.size()) * impl_->spec.block_tokens;
   return absl::OkStatus();
 }
 
@@ -83,7 +115,7 @@ absl::Status Worker::AppendBlocks(Sequence& sequence, absl::Span<const BlockKey>
   for (size_t done = 0; done < keys.size();) {
     const size_t batch = std::min(keys.size() - done, batch_max);
     CERTKV_ASSIGN_OR_RETURN(
-        const std::vector<int32_t> slots,
+        const FilledSlots filled,
         impl_->FillSlots(std::vector<SlotRows>(batch), [&](absl::Span<const SlotRows> rows) {
           for (size_t i = 0; i < batch; ++i) {
             std::memcpy(
@@ -92,7 +124,7 @@ absl::Status Worker::AppendBlocks(Sequence& sequence, absl::Span<const BlockKey>
           }
           return absl::OkStatus();
         }));
-    CERTKV_RETURN_IF_ERROR(AppendSlots(sequence, keys.subspan(done, batch), slots));
+    CERTKV_RETURN_IF_ERROR(AppendSlots(sequence, keys.subspan(done, batch), filled));
     done += batch;
   }
   return absl::OkStatus();
@@ -104,9 +136,8 @@ absl::StatusOr<std::unique_ptr<Sequence>> Worker::PutPaged(absl::Span<const int3
                                                            const BlockKeyContext& key_context) {
   CERTKV_RETURN_IF_ERROR(CheckCache(cache, impl_->digest));
   CERTKV_RETURN_IF_ERROR(cache.CheckTable(pages, 0, static_cast<int64_t>(token_ids.size())));
-  CERTKV_RETURN_IF_ERROR(impl_->PinStaging(cache));
-  return Put(token_ids, key_context, [&](absl::Span<const SlotRows> rows) {
-    return cache.CopyRows(pages, rows, impl_->staging_layout, impl_->staging.data());
+  return Put(token_ids, key_context, [&](const std::vector<SlotRows>& rows) {
+    return impl_->FillPaged(rows, cache, pages);
   });
 }
 
@@ -115,21 +146,13 @@ absl::StatusOr<StagedBlocks> Worker::Stage(const PagedCache& cache, absl::Span<c
   const int32_t block_tokens = impl_->spec.block_tokens;
   CERTKV_RETURN_IF_ERROR(CheckCache(cache, impl_->digest));
   CERTKV_RETURN_IF_ERROR(cache.CheckTable(pages, first_token, int64_t{block_count} * block_tokens));
-  CERTKV_RETURN_IF_ERROR(impl_->PinStaging(cache));
   std::vector<SlotRows> rows(block_count);
   for (int32_t i = 0; i < block_count; ++i) {
     rows[i].first_token = first_token + int64_t{i} * block_tokens;
     rows[i].token_count = block_tokens;
   }
-  CERTKV_ASSIGN_OR_RETURN(std::vector<int32_t> slots, impl_->FillSlots(
-                                                          rows,
-                                                          [&](absl::Span<const SlotRows> slots) {
-                                                            return cache.CopyRows(
-                                                                pages, slots, impl_->staging_layout,
-                                                                impl_->staging.data());
-                                                          },
-                                                          waits));
-  return StagedBlocks(this, std::move(slots));
+  CERTKV_ASSIGN_OR_RETURN(FilledSlots filled, impl_->FillPaged(rows, cache, pages, waits));
+  return StagedBlocks(this, std::move(filled));
 }
 
 absl::StatusOr<StagedBlocks> Worker::StageBlocks(const PagedCache& cache,
@@ -154,9 +177,12 @@ absl::Status Worker::AppendStaged(Sequence& sequence, absl::Span<const BlockKey>
   while (!keys.empty()) {
     const size_t batch = std::min<size_t>(keys.size(), kSealBatchBlocks);
     // Whatever comes of them, the call frees these slots.
-    const std::vector<int32_t> slots(blocks.slots_.begin(), blocks.slots_.begin() + batch);
+    const FilledSlots filled{{blocks.slots_.begin(), blocks.slots_.begin() + batch},
+                             blocks.on_device_};
     blocks.slots_.erase(blocks.slots_.begin(), blocks.slots_.begin() + batch);
-    CERTKV_RETURN_IF_ERROR(AppendSlots(sequence, keys.subspan(0, batch), slots));
+    const absl::Status sealed = AppendSlots(sequence, keys.subspan(0, batch), filled);
+    impl_->FallsToHost(sealed, filled.on_device);  // the next ones
+    CERTKV_RETURN_IF_ERROR(sealed);
     keys.remove_prefix(batch);
   }
   return absl::OkStatus();
@@ -171,7 +197,10 @@ absl::Status Worker::AppendPaged(Sequence& sequence, absl::Span<const BlockKey> 
     CERTKV_ASSIGN_OR_RETURN(StagedBlocks blocks,
                             Stage(cache, pages, sequence.token_count_, static_cast<int32_t>(batch),
                                   /*waits=*/true));
-    CERTKV_RETURN_IF_ERROR(AppendStaged(sequence, keys.subspan(0, batch), std::move(blocks)));
+    const bool was_on_device = blocks.is_on_device();
+    const absl::Status sealed = AppendStaged(sequence, keys.subspan(0, batch), std::move(blocks));
+    if (impl_->FallsToHost(sealed, was_on_device)) continue;  // the pages are still there
+    CERTKV_RETURN_IF_ERROR(sealed);
     keys.remove_prefix(batch);
   }
   return absl::OkStatus();

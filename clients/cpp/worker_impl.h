@@ -12,6 +12,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
 #include "clients/cpp/certifier_link.h"
+#include "clients/cpp/device_staging.h"
 #include "clients/cpp/lease_keeper.h"
 #include "clients/cpp/paged_cache.h"
 #include "clients/cpp/store_client.h"
@@ -60,8 +61,15 @@ struct Worker::Impl {
 
   // Reserves a slot for each of `rows` and has `write` fill them; on an error nothing stays
   // reserved. `waits`: for slots, as the options say.
-  absl::StatusOr<std::vector<int32_t>> FillSlots(std::vector<SlotRows> rows,
-                                                 const SlotWriter& write, bool waits = true);
+  absl::StatusOr<FilledSlots> FillSlots(std::vector<SlotRows> rows, const SlotWriter& write,
+                                        bool waits = true);
+  // The same with rows of an engine's pages. Whole blocks go to the slots on the store's GPU where
+  // the pages are on it; a tail is read from the mapped ones.
+  absl::StatusOr<FilledSlots> FillPaged(const std::vector<SlotRows>& rows, const PagedCache& cache,
+                                        absl::Span<const int32_t> pages, bool waits = true);
+  // Was that the GPU's failure, of slots on it? Then there are none any more, and who has the pages
+  // goes on with mapped ones.
+  bool FallsToHost(const absl::Status& status, bool was_on_device) const;
   // Pins the staging slab for the kernels of `cache`'s device, once.
   absl::Status PinStaging(const PagedCache& cache);
 
@@ -82,6 +90,7 @@ struct Worker::Impl {
   Mapping device;
   Mapping backing;
   Mapping staging;
+  std::unique_ptr<DeviceStaging> on_device;  // of `staging`; ends before the session does
   absl::Mutex pin_mutex;
   DeviceRuntime* pinned_by ABSL_GUARDED_BY(pin_mutex) = nullptr;  // the staging slab
   LeaseKeeper keeper;  // last: its thread ends before the rest goes

@@ -1,5 +1,6 @@
-// What the header page of a device slab (docs/formats.md, section 7) says about the slab's copy in
-// a GPU's memory.
+// What the header page of a slab (docs/formats.md, section 7) says about memory of a GPU that the
+// slab's store exports: of a device slab its copy; of a staging slab the same slots on the GPU, in
+// which the worker may write originals as well (no event, state kReady until the session ends).
 //
 // The slab itself, a memfd, has every byte. Its store may keep the same bytes, at the same offsets,
 // in the memory of a GPU, so that kernels there read them. How another process reaches that copy
@@ -33,7 +34,8 @@ struct DeviceExport {
   int64_t size_bytes;         // of the copy: the slab's
   uint64_t export_id;         // random; the copy has this record too, so a handle proves itself
   uint8_t memory_handle[64];  // cudaIpcMemHandle_t
-  uint8_t event_handle[64];   // cudaIpcEventHandle_t, recorded after each batch of copies
+  uint8_t event_handle[64];   // cudaIpcEventHandle_t, recorded after each batch of copies; staging:
+                              // zeros
 };
 static_assert(sizeof(std::atomic<DeviceExportState>) == 4 &&
               std::atomic<DeviceExportState>::is_always_lock_free);

@@ -199,6 +199,18 @@ absl::Status CudaDeviceRuntime::CopyToHost(void* to, const void* from, int64_t s
                   "copying from the device");
 }
 
+absl::Status CudaDeviceRuntime::CopyOnDevice(void* to, const void* from, int64_t size_bytes,
+                                             CUstream_st* stream) {
+  return StatusOf(cudaMemcpyAsync(to, from, static_cast<size_t>(size_bytes),
+                                  cudaMemcpyDeviceToDevice, Own(stream)),
+                  "copying within the device");
+}
+
+absl::Status CudaDeviceRuntime::Clear(void* address, int64_t size_bytes, CUstream_st* stream) {
+  return StatusOf(cudaMemsetAsync(address, 0, static_cast<size_t>(size_bytes), Own(stream)),
+                  "clearing device memory");
+}
+
 absl::Status CudaDeviceRuntime::Wait(CUstream_st* stream) {
   return StatusOf(cudaStreamSynchronize(Own(stream)), "waiting for the device");
 }

@@ -34,6 +34,9 @@ class CudaDeviceRuntime final : public DeviceRuntime {
                             CUstream_st* stream) override;
   absl::Status CopyToHost(void* to, const void* from, int64_t size_bytes,
                           CUstream_st* stream) override;
+  absl::Status CopyOnDevice(void* to, const void* from, int64_t size_bytes,
+                            CUstream_st* stream) override;
+  absl::Status Clear(void* address, int64_t size_bytes, CUstream_st* stream) override;
   absl::Status Wait(CUstream_st* stream) override;
   absl::StatusOr<bool> IsDone(CUstream_st* stream) override;
   absl::StatusOr<CUevent_st*> CreateEvent(int32_t device) override;

@@ -10,6 +10,7 @@
 #include "kernels/cuda/paged_rows.h"
 #include "kernels/cuda/progressive.h"
 #include "kernels/cuda/seal.h"
+#include "kernels/cuda/seal_ops.h"
 
 namespace certkv::cuda {
 namespace {
@@ -133,8 +134,8 @@ absl::Status CheckDevice() {
 }
 
 const DeviceOps& HostMemoryOps() {
-  static constexpr DeviceOps kOps{&Attend, &AttendProgressive, &QuantizeTile, &Finish,
-                                  &CopyPagedRows};
+  static constexpr DeviceOps kOps{&Attend,        &AttendProgressive, &QuantizeTile, &Finish,
+                                  &CopyPagedRows, &SealTiles,         &CopyRuns};
   return kOps;
 }
 

@@ -15,6 +15,7 @@
 #include "kernels/ops/finish_certificate.h"
 #include "kernels/ops/paged_rows.h"
 #include "kernels/ops/quantize_tile.h"
+#include "kernels/ops/seal_on_device.h"
 
 namespace certkv {
 
@@ -28,6 +29,9 @@ struct DeviceOps {
   absl::Status (*finish_certificate)(const FinishArgs& args, Certificate* certificate);
   // CopyPagedRowsOnDevice: `base` and `out` are the device's addresses.
   absl::Status (*copy_paged_rows)(absl::Span<const PagedRows> rows);
+  // SealOnDevice and CopyRunsOnDevice: all addresses are the device's.
+  absl::Status (*seal_tiles)(absl::Span<const DeviceSeal> seals);
+  absl::Status (*copy_runs)(absl::Span<const DeviceRun> runs);
 };
 
 // From now on Backend::kCuda runs these; null: none. Not to be called while an operation runs.

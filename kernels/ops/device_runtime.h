@@ -63,6 +63,11 @@ class DeviceRuntime {
                                     CUstream_st* stream) = 0;
   virtual absl::Status CopyToHost(void* to, const void* from, int64_t size_bytes,
                                   CUstream_st* stream) = 0;
+  // From the device's memory to its memory.
+  virtual absl::Status CopyOnDevice(void* to, const void* from, int64_t size_bytes,
+                                    CUstream_st* stream) = 0;
+  // Queues that device memory is made zeros: a new allocation holds what others left there.
+  virtual absl::Status Clear(void* address, int64_t size_bytes, CUstream_st* stream) = 0;
   // Blocks until the stream has done what was queued; says what of it failed.
   virtual absl::Status Wait(CUstream_st* stream) = 0;
   // Has it? Doesn't block. The same errors.

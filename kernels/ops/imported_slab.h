@@ -14,6 +14,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/types/span.h"
 #include "kernels/ops/device_runtime.h"
+#include "kernels/ops/imported_memory.h"
 
 namespace certkv {
 
@@ -26,16 +27,14 @@ namespace certkv {
 class ImportedSlab {
  public:
   // `host` is the whole slab, mapped, with the header of such a slab; it and `runtime` outlive
-  // this. Errors: FailedPrecondition [DEVICE_COPY_MISSING], the slab has no copy, or not any more;
-  // [DEVICE_HANDLE_STALE], its record is of another version, boot or slab than this is;
-  // [DEVICE_NOT_HERE], this process doesn't see that GPU; and those of DeviceRuntime.
+  // this. Errors: as ImportedMemory::Open.
   static absl::StatusOr<std::unique_ptr<ImportedSlab>> Open(DeviceRuntime* runtime,
                                                             const uint8_t* host,
                                                             int64_t size_bytes);
   ~ImportedSlab();
 
-  const uint8_t* device_base() const { return device_base_; }
-  int32_t device() const { return device_; }
+  const uint8_t* device_base() const { return memory_->base(); }
+  int32_t device() const { return memory_->device(); }
   // Is the copy to be used: not withdrawn by its store, nor given up here?
   bool IsReady() const;
   // Not to be used any more by this process, because its device failed.
@@ -56,13 +55,11 @@ class ImportedSlab {
   ImportedSlab(DeviceRuntime* runtime, const uint8_t* host, int64_t size_bytes)
       : runtime_(runtime), host_(host), size_bytes_(size_bytes) {}
   absl::Status Import();
-  absl::Status CheckRecord();
 
   DeviceRuntime* const runtime_;
   const uint8_t* const host_;
   const int64_t size_bytes_;
-  int32_t device_ = 0;
-  const uint8_t* device_base_ = nullptr;
+  std::unique_ptr<ImportedMemory> memory_;
   CUevent_st* event_ = nullptr;
   std::atomic<bool> is_given_up_{false};
   absl::Mutex mutex_;

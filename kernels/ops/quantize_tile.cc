@@ -96,15 +96,20 @@ absl::Status QuantizeOnCpu(const QuantizeTileArgs& args) {
   }
   CERTKV_ASSIGN_OR_RETURN(const CpuIsa isa, SelectedCpuIsa());
   if (cpu::QuantizeTile(isa, args)) return absl::OkStatus();
-  CERTKV_RETURN_IF_ERROR(CheckKeys(args));
-  CERTKV_RETURN_IF_ERROR(CheckValues(args));
+  CERTKV_RETURN_IF_ERROR(CheckTileOriginals(args));
   return MakeError(absl::StatusCode::kAborted, "ORIGINALS_CHANGED",
                    "keys or values that could not be encoded are other ones a moment later; leave "
                    "them alone until the call returns");
 }
 
-// What is made on the host whoever made the planes.
-void WriteChecksums(const QuantizeTileArgs& args) {
+}  // namespace
+
+absl::Status CheckTileOriginals(const QuantizeTileArgs& args) {
+  CERTKV_RETURN_IF_ERROR(CheckKeys(args));
+  return CheckValues(args);
+}
+
+void WriteTileChecksums(const QuantizeTileArgs& args) {
   TileHeader header;
   std::memcpy(&header, args.scan, sizeof(header));
   if (args.layout->has_witness_weights) {
@@ -118,8 +123,6 @@ void WriteChecksums(const QuantizeTileArgs& args) {
   std::memcpy(args.scan, &header, sizeof(header));
 }
 
-}  // namespace
-
 absl::Status QuantizeTile(Backend backend, const QuantizeTileArgs& args) {
   CERTKV_CHECK(args.key_stride >= args.layout->head_dim, "rows of keys don't overlap");
   CERTKV_CHECK(args.value_stride >= args.layout->value_dim, "rows of values don't overlap");
@@ -127,18 +130,13 @@ absl::Status QuantizeTile(Backend backend, const QuantizeTileArgs& args) {
                "a cache with dithered keys has a secret");
   CERTKV_CHECK((args.witness_weights != nullptr) == args.layout->has_witness_weights,
                "weights are given exactly to layouts that have them");
-  if (backend == Backend::kCpu) {
-    CERTKV_RETURN_IF_ERROR(QuantizeOnCpu(args));
-    WriteChecksums(args);
-    return absl::OkStatus();
-  }
-  CERTKV_RETURN_IF_ERROR(CheckKeys(args));
-  CERTKV_RETURN_IF_ERROR(CheckValues(args));
+  if (backend != Backend::kCpu) CERTKV_RETURN_IF_ERROR(CheckTileOriginals(args));
   switch (backend) {
     case Backend::kReference:
       reference::QuantizeTile(args);
       break;
     case Backend::kCpu:
+      CERTKV_RETURN_IF_ERROR(QuantizeOnCpu(args));
       break;
     case Backend::kCuda: {
       if (args.layout->key_format == KeyFormat::kK8D) return LacksOperation("K8D keys");
@@ -147,7 +145,7 @@ absl::Status QuantizeTile(Backend backend, const QuantizeTileArgs& args) {
       break;
     }
   }
-  WriteChecksums(args);
+  WriteTileChecksums(args);
   return absl::OkStatus();
 }
 

@@ -42,6 +42,14 @@ struct QuantizeTileArgs {
 // Threads: concurrent calls are safe when their outputs differ. Blocks until done.
 absl::Status QuantizeTile(Backend backend, const QuantizeTileArgs& args);
 
+// What QuantizeTile does before and after the records are encoded, for who has that done elsewhere
+// (seal_on_device.h). Neither looks at more of `args` than it needs: the first at the originals,
+// the second at all.
+// Errors: as QuantizeTile.
+absl::Status CheckTileOriginals(const QuantizeTileArgs& args);
+// Writes the header's checksums and, with witness weights, key_check.
+void WriteTileChecksums(const QuantizeTileArgs& args);
+
 // k^ [64][d] and v^ [64][d_v] (un-rotated) of a tile, as float rounded to nearest from the exact
 // values. Either output may be null. Reference only: nothing on a decode path calls it.
 // Errors: as CheckTile.

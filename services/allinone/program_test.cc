@@ -148,6 +148,18 @@ TEST_F(ProgramTest, CheckConfigNamesEveryDefectWithItsLine) {
   EXPECT_THAT(outcome.err, HasSubstr(path + ":4: gate.lease_duration is 30, must be a duration"));
 }
 
+TEST_F(ProgramTest, StagingMemoryOnAGpuNeedsOne) {
+  for (const char* device : {"host", "auto"}) {
+    const std::string path =
+        Write("device.yaml",
+              absl::StrCat("kvstore:\n  device: ", device, "\n  device_staging_memory: 1GiB\n"));
+    const Outcome outcome = Run("certkv-kvstore", {"--config", path, "--check-config"});
+    const bool is_refused = device == std::string("host");
+    EXPECT_EQ(outcome.exit_status, is_refused ? 2 : 0) << outcome.err;
+    EXPECT_EQ(absl::StrContains(outcome.err, "device_staging_memory is on the GPU"), is_refused);
+  }
+}
+
 TEST_F(ProgramTest, ASectionOfAnotherProgramIsUnknown) {
   const std::string path = Write("gate.yaml", "kvstore: {}\n");
   EXPECT_EQ(Run("certkv-gate", {"--config", path, "--check-config"}).exit_status, 2);

@@ -2,58 +2,20 @@
 
 #include <xxhash.h>
 
-#include <atomic>
 #include <cstring>
-#include <limits>
 #include <string>
 #include <vector>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/mutex.h"
 #include "kernels/core/block_key.h"
 #include "kernels/core/status.h"
 #include "kernels/ops/quantize_tile.h"
+#include "kernels/ops/tile_checksum.h"
 #include "services/kvstore/block_planes.h"
+#include "services/kvstore/first_error.h"
 
 namespace certkv::kvstore {
 namespace {
-
-// The first error by order of the work, whatever the order of the threads.
-class FirstError {
- public:
-  // False when an earlier piece of work has failed, so that this one need not be done.
-  bool IsNeeded(int64_t index) const { return index < index_.load(std::memory_order_relaxed); }
-  void Report(int64_t index, const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_) {
-    absl::MutexLock lock(&mutex_);
-    if (index >= index_.load(std::memory_order_relaxed)) return;
-    index_.store(index, std::memory_order_relaxed);
-    status_ = status;
-  }
-  absl::Status status() const ABSL_LOCKS_EXCLUDED(mutex_) {
-    absl::MutexLock lock(&mutex_);
-    return status_;
-  }
-
- private:
-  std::atomic<int64_t> index_{std::numeric_limits<int64_t>::max()};
-  mutable absl::Mutex mutex_;
-  absl::Status status_ ABSL_GUARDED_BY(mutex_);
-};
-
-void CopyOriginals(const Cache& cache, const SlabMemory& staging, const BlockWrite& block,
-                   const Plane& plane) {
-  const CacheSpec& spec = cache.spec();
-  const SlabLayout& from = staging.layout();
-  const SlabMemory& backing = *cache.backing_memory();
-  const SlabLayout& to = backing.layout();
-  std::memcpy(backing.base() + to.key_offset(block.backing_slot, plane.layer, plane.kv_head),
-              staging.base() + from.key_offset(block.staging_slot, plane.layer, plane.kv_head),
-              size_t{2} * spec.block_tokens * spec.head_dim);
-  std::memcpy(backing.base() + to.value_offset(block.backing_slot, plane.layer, plane.kv_head),
-              staging.base() + from.value_offset(block.staging_slot, plane.layer, plane.kv_head),
-              size_t{2} * spec.block_tokens * spec.value_dim);
-}
 
 // The tiles of a plane, into the block's device slot; `checksums` [tiles_per_block] out.
 absl::Status WritePlane(const Cache& cache, const BlockWrite& block, const Plane& plane,
@@ -65,12 +27,40 @@ absl::Status WritePlane(const Cache& cache, const BlockWrite& block, const Plane
   return absl::OkStatus();
 }
 
-absl::Status Abandoned() {
+// Is a scan record the one that was sealed? Whoever sealed it may have rounded its bounds otherwise
+// than `made`, which this thread made of the same originals: a device, another machine, a release
+// before this one.
+bool IsIntactScan(const TileLayout& layout, const uint8_t* scan, const uint8_t* made) {
+  TileHeader seen;
+  TileHeader expected;
+  std::memcpy(&seen, scan, sizeof(seen));
+  std::memcpy(&expected, made, sizeof(expected));
+  return CheckTile(layout, scan).ok() && seen.scan_checksum == ScanChecksum(layout, scan) &&
+         seen.identity_tag == expected.identity_tag && seen.key_check == expected.key_check &&
+         seen.key_scale == expected.key_scale &&
+         seen.original_checksum == expected.original_checksum &&
+         seen.detail_checksum == expected.detail_checksum;
+}
+
+}  // namespace
+
+absl::Status SealAbandoned() {
   return MakeError(absl::StatusCode::kNotFound, "SESSION_NOT_FOUND",
                    "the session ended while its blocks were sealed; attach again");
 }
 
-}  // namespace
+void CopyOriginals(const Cache& cache, const uint8_t* base, const SlabLayout& from, int32_t slot,
+                   const BlockWrite& block, const Plane& plane) {
+  const CacheSpec& spec = cache.spec();
+  const SlabMemory& backing = *cache.backing_memory();
+  const SlabLayout& to = backing.layout();
+  std::memcpy(backing.base() + to.key_offset(block.backing_slot, plane.layer, plane.kv_head),
+              base + from.key_offset(slot, plane.layer, plane.kv_head),
+              size_t{2} * spec.block_tokens * spec.head_dim);
+  std::memcpy(backing.base() + to.value_offset(block.backing_slot, plane.layer, plane.kv_head),
+              base + from.value_offset(slot, plane.layer, plane.kv_head),
+              size_t{2} * spec.block_tokens * spec.value_dim);
+}
 
 TileTarget SlotTarget(const Cache& cache, int32_t slot, const Plane& plane, int32_t tile) {
   const SlabMemory& device = *cache.device_memory();
@@ -79,8 +69,8 @@ TileTarget SlotTarget(const Cache& cache, int32_t slot, const Plane& plane, int3
           device.base() + layout.detail_offset(slot, plane.layer, plane.kv_head, tile)};
 }
 
-absl::Status WriteTile(const Cache& cache, const BlockWrite& block, const Plane& plane,
-                       int32_t tile, const TileTarget& target, uint64_t* checksum) {
+QuantizeTileArgs TileArgs(const Cache& cache, const BlockWrite& block, const Plane& plane,
+                          int32_t tile, const TileTarget& target) {
   const CacheSpec& spec = cache.spec();
   const SlabMemory& backing = *cache.backing_memory();
   const OriginalTile original =
@@ -97,19 +87,34 @@ absl::Status WriteTile(const Cache& cache, const BlockWrite& block, const Plane&
   args.identity_tag = TileIdentityTag(block.key, plane.layer, plane.kv_head, tile);
   args.scan = target.scan;
   args.detail = target.detail;
-  absl::Status status = QuantizeTile(Backend::kCpu, args);
-  if (status.ok()) {
-    status = VerifyTile(*args.layout, args.scan, args.detail, original.keys, original.values);
-  }
-  if (!status.ok()) {
-    return WithContext(
-        status, absl::StrCat("block ", ToHex(block.key.view(), 8), ", layer ", plane.layer,
-                             ", KV head ", plane.kv_head, ", tokens from ", tile * kTileTokens));
-  }
+  return args;
+}
+
+absl::Status NameTile(const absl::Status& status, const BlockWrite& block, const Plane& plane,
+                      int32_t tile) {
+  return WithContext(
+      status, absl::StrCat("block ", ToHex(block.key.view(), 8), ", layer ", plane.layer,
+                           ", KV head ", plane.kv_head, ", tokens from ", tile * kTileTokens));
+}
+
+absl::Status VerifyWritten(const Cache& cache, const BlockWrite& block, const Plane& plane,
+                           int32_t tile, const TileTarget& target, uint64_t* checksum) {
+  const QuantizeTileArgs args = TileArgs(cache, block, plane, tile, target);
+  const absl::Status status =
+      VerifyTile(*args.layout, args.scan, args.detail, args.keys, args.values);
+  if (!status.ok()) return NameTile(status, block, plane, tile);
   TileHeader header;
   std::memcpy(&header, args.scan, sizeof(header));
   *checksum = header.original_checksum;
   return absl::OkStatus();
+}
+
+absl::Status WriteTile(const Cache& cache, const BlockWrite& block, const Plane& plane,
+                       int32_t tile, const TileTarget& target, uint64_t* checksum) {
+  const absl::Status status =
+      QuantizeTile(Backend::kCpu, TileArgs(cache, block, plane, tile, target));
+  if (!status.ok()) return NameTile(status, block, plane, tile);
+  return VerifyWritten(cache, block, plane, tile, target, checksum);
 }
 
 uint64_t DigestOfChecksums(const uint64_t* checksums, int64_t count) {
@@ -132,11 +137,14 @@ absl::Status WriteBlocks(const Cache& cache, const StagingArea* staging,
   FirstError error;
   pool->ParallelFor(plane_count, [&](int64_t index) {
     if (!error.IsNeeded(index)) return;
-    if (staging != nullptr && staging->is_abandoned()) return error.Report(index, Abandoned());
+    if (staging != nullptr && staging->is_abandoned()) return error.Report(index, SealAbandoned());
     SlotPool::BeginWrite();
     const Plane plane = PlaneAt(spec, index);
     const BlockWrite& block = blocks[plane.block];
-    if (block.staging_slot >= 0) CopyOriginals(cache, *staging->memory(), block, plane);
+    if (block.staging_slot >= 0 && staging != nullptr) {
+      const SlabMemory& from = *staging->memory();
+      CopyOriginals(cache, from.base(), from.layout(), block.staging_slot, block, plane);
+    }
     const absl::Status status = WritePlane(cache, block, plane, checksums.data() + index * tiles);
     // Originals that were sealed were finite; a promotion that meets others has another digest.
     if (!status.ok() && block.staging_slot >= 0) error.Report(index, status);
@@ -203,8 +211,10 @@ absl::StatusOr<int64_t> RebuildPlanes(const Cache& cache, const BlockWrite& bloc
     for (int32_t tile = 0; tile < tiles; ++tile) {
       const TileTarget from = target_at(index, tile_layout, tile);
       const TileTarget to = SlotTarget(cache, block.device_slot, plane, tile);
-      rewrite(to.scan, from.scan, tile_layout.scan_bytes);
       rewrite(to.detail, from.detail, tile_layout.detail_bytes);
+      if (!IsIntactScan(tile_layout, to.scan, from.scan)) {
+        rewrite(to.scan, from.scan, tile_layout.scan_bytes);
+      }
     }
   }
   DeviceCopy* const copy = cache.device_memory()->device_copy();

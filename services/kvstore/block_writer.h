@@ -10,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "kernels/core/ids.h"
+#include "kernels/ops/quantize_tile.h"
 #include "services/kvstore/block_planes.h"
 #include "services/kvstore/cache.h"
 #include "services/kvstore/compute_pool.h"
@@ -28,11 +29,11 @@ struct BlockWrite {
   bool digest_matches = true;  // out, promotions
 };
 
-// Copies each block's originals from `staging` (null when all are promotions) into its backing
-// slot first, and checks and quantizes that copy: the worker can still write its staging memory.
-// Every tile is read back and compared with its checksums.
-// Layers and KV heads run in parallel on `pool` and the calling thread.
-// Errors: InvalidArgument [NON_FINITE_KEY | NON_FINITE_VALUE | KEY_OUT_OF_RANGE], naming block,
+// Copies each block's originals from `staging` into its backing slot first, and checks and
+// quantizes that copy: the worker can still write its staging memory. `staging` null: they are
+// there already. Every tile is read back and compared with its checksums. Layers and KV heads run
+// in parallel on `pool` and the calling thread. Errors: InvalidArgument [NON_FINITE_KEY |
+// NON_FINITE_VALUE | KEY_OUT_OF_RANGE], naming block,
 //         layer, KV head, token and channel of the first bad number; DataLoss [SCAN_CHECKSUM |
 //         DETAIL_CHECKSUM | ORIGINAL_CHECKSUM_MISMATCH], a tile does not read back as written, or
 //         [ORIGINAL_LOST], a promoted block's originals have another digest (digest_matches says
@@ -42,6 +43,8 @@ struct BlockWrite {
 absl::Status WriteBlocks(const Cache& cache, const StagingArea* staging,
                          absl::Span<BlockWrite> blocks, ComputePool* pool);
 
+// NotFound [SESSION_NOT_FOUND], of a seal whose session has ended.
+absl::Status SealAbandoned();
 // DataLoss [ORIGINAL_LOST], naming the block.
 absl::Status OriginalLost(const BlockKey& key);
 
@@ -52,14 +55,30 @@ struct TileTarget {
 };
 TileTarget SlotTarget(const Cache& cache, int32_t device_slot, const Plane& plane, int32_t tile);
 
+// Copies a plane's originals into the block's backing slot, from a slot of memory at `base` that is
+// laid out as `from`, a staging slab.
+void CopyOriginals(const Cache& cache, const uint8_t* base, const SlabLayout& from, int32_t slot,
+                   const BlockWrite& block, const Plane& plane);
+// A tile of the block, with the originals of its backing slot.
+QuantizeTileArgs TileArgs(const Cache& cache, const BlockWrite& block, const Plane& plane,
+                          int32_t tile, const TileTarget& target);
+// Says of an error which tile it is of.
+absl::Status NameTile(const absl::Status& status, const BlockWrite& block, const Plane& plane,
+                      int32_t tile);
+// Reads back what was written as that tile; `checksum`, of the originals, out. Errors: DataLoss, as
+// WriteBlocks.
+absl::Status VerifyWritten(const Cache& cache, const BlockWrite& block, const Plane& plane,
+                           int32_t tile, const TileTarget& target, uint64_t* checksum);
+
 // Quantizes one tile from the block's backing slot, and reads back what was written; `checksum`,
 // of the originals, out. Errors: as WriteBlocks.
 absl::Status WriteTile(const Cache& cache, const BlockWrite& block, const Plane& plane,
                        int32_t tile, const TileTarget& target, uint64_t* checksum);
 
-// Makes the planes of a sealed block again from its originals and rewrites the records that differ
-// from them, in place: equal originals give equal bytes, so a byte that was right keeps its value
-// under a reader's eyes, and handles stay. Returns how many records were rewritten, or 1 where only
+// Makes the planes of a sealed block again from its originals and rewrites the records that are
+// damaged, in place: equal originals give equal codes, so a byte that was right keeps its value
+// under a reader's eyes, and handles stay. A record that is intact stays as it is, also where its
+// bounds were rounded otherwise than here. Returns how many records were rewritten, or 1 where only
 // a GPU's copy differed.
 // Errors: DataLoss [ORIGINAL_LOST], the originals do not have `block.originals_digest`; nothing was
 //         written then.

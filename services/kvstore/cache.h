@@ -25,6 +25,8 @@
 
 namespace certkv::kvstore {
 
+class DeviceSealer;
+
 // What the store has done since its process started.
 struct StoreCounters {
   int64_t blocks_sealed = 0;
@@ -47,6 +49,11 @@ struct StoreCounters {
   int64_t blocks_pulled = 0;       // came from another store
   int64_t blocks_prefetched = 0;   // of these, after the lookup that asked for them
   int64_t prefetches_refused = 0;  // blocks that it left on disk for want of room
+  // Blocks whose originals came in staging memory on a GPU, by who sealed them, and those of calls
+  // that failed there.
+  int64_t device_blocks_sealed = 0;  // the GPU
+  int64_t device_blocks_fallen = 0;  // the host
+  int64_t device_blocks_failed = 0;
 };
 
 // Slots of both tiers, being written. They count to the tenant from now on.
@@ -135,6 +142,15 @@ class Cache {
     const DeviceCopy* const copy = device_memory()->device_copy();
     return copy == nullptr ? device_error_ : copy->error();
   }
+
+  // Null until a worker was given staging memory on the GPU, then the same to the end.
+  const std::shared_ptr<DeviceSealer>& device_sealer() const { return device_sealer_; }
+  void SetDeviceSealer(std::shared_ptr<DeviceSealer> sealer) {
+    if (device_sealer_ == nullptr) device_sealer_ = std::move(sealer);
+  }
+  // The first error of giving workers that memory or of sealing from it; OK: none yet.
+  const absl::Status& device_staging_error() const { return device_staging_error_; }
+  void NoteDeviceStaging(const absl::Status& status) { device_staging_error_.Update(status); }
 
   int64_t slab_bytes() const {
     return device_.layout().slab_bytes() + backing_.layout().slab_bytes();
@@ -247,6 +263,8 @@ class Cache {
   StoreCounters* const counters_;
   const SpillTier* const spill_;  // null: none
   absl::Status device_error_;     // of making the copy
+  std::shared_ptr<DeviceSealer> device_sealer_;
+  absl::Status device_staging_error_;
   SlotPool device_;
   SlotPool backing_;
   BlockIndex index_;

@@ -35,6 +35,12 @@ void AddMemoryFields(KvStoreConfig* config, ConfigSection* section) {
       "refused. Takes device_memory of each registered cache from the GPU");
   section->AddInteger("device_index", &config->device_index, {0, 63}, "",
                       "which GPU, as CUDA counts those that the process sees");
+  section->AddSize("device_staging_memory", &config->device_staging_memory_bytes,
+                   {0, kMemoryBytesMax},
+                   "memory of that GPU in which workers whose pages are on it write originals, of "
+                   "all sessions together: their blocks are sealed there. Each cache that they use "
+                   "takes up to 64 MiB more, or twice a block; 0 means that all blocks are sealed "
+                   "on the host");
   section->AddSize("staging_memory", &config->staging_memory_bytes, range,
                    "memory in which workers write originals before they are sealed, of all "
                    "sessions together");
@@ -183,6 +189,15 @@ ConfigSection KvStoreConfigSection(KvStoreConfig* config) {
     return MakeError(absl::StatusCode::kInvalidArgument, "CONFIG_INVALID",
                      "kvstore.nccl moves blocks between GPUs, and kvstore.device is host; set "
                      "device: auto or cuda, or nccl: off");
+  });
+  section.AddCheck([config] {
+    if (config->device_staging_memory_bytes == 0 || config->device != DeviceChoice::kHost) {
+      return absl::OkStatus();
+    }
+    return MakeError(
+        absl::StatusCode::kInvalidArgument, "CONFIG_INVALID",
+        "kvstore.device_staging_memory is on the GPU of kvstore.device, which is host; "
+        "set device: auto or cuda, or device_staging_memory: 0");
   });
   section.AddCheck([config] {
     if (config->lease_duration_ms <= config->lease_duration_max_ms) return absl::OkStatus();

@@ -52,6 +52,7 @@ struct KvStoreConfig {
   std::string fd_socket;  // "": DefaultFdSocket()
   DeviceChoice device = DeviceChoice::kHost;
   int32_t device_index = 0;
+  int64_t device_staging_memory_bytes = 0;  // of all sessions together; 0: none
   absl::Status device_error =
       {};  // no setting: why this process has no GPU, where it looked for one
   std::vector<kvstore::PoolConfig> pools;

@@ -77,6 +77,7 @@ absl::StatusOr<SealOptions> SealOptionsFromProto(const v1::SealBlocksRequest& re
   SealOptions options;
   options.lease_duration_ms = request.lease_duration_ms();
   options.keep_slots_for_retry = request.keep_slots_for_retry();
+  options.from_device_staging = request.from_device_staging();
   if (request.priority() == v1::BLOCK_PRIORITY_UNSPECIFIED) return options;
   if (!v1::BlockPriority_IsValid(request.priority())) {
     return MakeError(absl::StatusCode::kInvalidArgument, "PRIORITY_INVALID",
@@ -93,6 +94,7 @@ absl::StatusOr<AttachRequest> AttachRequestFromProto(const v1::AttachWorkerReque
   result.worker_name = request.worker_name();
   result.staging_slot_count = request.staging_slot_count();
   result.tenant = request.tenant();
+  result.wants_device_staging = request.wants_device_staging();
   switch (request.role()) {
     case v1::SESSION_ROLE_WORKER:
       result.role = SessionRole::kWorker;

@@ -4,19 +4,12 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "kernels/core/boot_id.h"
 #include "kernels/core/check.h"
 #include "kernels/core/device_export.h"
 #include "kernels/core/status.h"
-#include "services/common/random_id.h"
+#include "kernels/ops/seal_on_device.h"
 
 namespace certkv::kvstore {
-namespace {
-
-// CUDA shares whole 2 MiB blocks between processes: nothing else is to lie in one.
-constexpr int64_t kSharedBlockBytes = int64_t{2} << 20;
-
-}  // namespace
 
 absl::StatusOr<std::unique_ptr<DeviceCopy>> DeviceCopy::Create(const DevicePlace& place,
                                                                const SlabLayout& layout,
@@ -41,16 +34,11 @@ DeviceCopy::~DeviceCopy() {
     std::free(chunk.bytes);
   }
   if (event_ != nullptr) place_.runtime->DestroyEvent(event_);
-  if (device_ != nullptr) place_.runtime->Free(device_);
 }
 
 absl::Status DeviceCopy::Open() {
   absl::MutexLock lock(&mutex_);
-  const int64_t size_bytes =
-      (layout_.slab_bytes() + kSharedBlockBytes - 1) / kSharedBlockBytes * kSharedBlockBytes;
-  CERTKV_ASSIGN_OR_RETURN(void* const memory,
-                          place_.runtime->Allocate(place_.device.device, size_bytes));
-  device_ = static_cast<uint8_t*>(memory);
+  CERTKV_ASSIGN_OR_RETURN(memory_, ExportedMemory::Allocate(place_, layout_.slab_bytes()));
   CERTKV_RETURN_IF_ERROR(MakeChunks());
   CERTKV_ASSIGN_OR_RETURN(event_, place_.runtime->CreateEvent(place_.device.device));
   const absl::Status status = Export();
@@ -72,18 +60,8 @@ absl::Status DeviceCopy::MakeChunks() {
 }
 
 absl::Status DeviceCopy::Export() {
-  CERTKV_ASSIGN_OR_RETURN(const DeviceHandle memory, place_.runtime->ExportMemory(device_));
-  CERTKV_ASSIGN_OR_RETURN(const DeviceHandle event, place_.runtime->ExportEvent(event_));
   DeviceExport& record = DeviceExportAt(host_);
-  const BootId boot = CurrentBootId();
-  record.magic = kDeviceExportMagic;
-  record.version = kDeviceExportVersion;
-  record.export_id = static_cast<uint64_t>(RandomId());
-  record.size_bytes = layout_.slab_bytes();
-  std::copy(boot.begin(), boot.end(), record.boot_id);
-  std::copy(place_.device.uuid.begin(), place_.device.uuid.end(), record.device_uuid);
-  std::copy(memory.begin(), memory.end(), record.memory_handle);
-  std::copy(event.begin(), event.end(), record.event_handle);
+  CERTKV_RETURN_IF_ERROR(memory_->Describe(event_, &record));
   // The header page goes along: who opens a handle finds the record in it.
   CERTKV_RETURN_IF_ERROR(UploadRuns({{0, kSlabPageBytes}}));
   record.state.store(DeviceExportState::kReady, std::memory_order_release);
@@ -131,16 +109,15 @@ absl::Status DeviceCopy::UploadRuns(absl::Span<const Run> runs) {
       const int64_t size_bytes = std::min(run.size_bytes, kChunkBytes - chunk.used_bytes);
       uint8_t* const from = chunk.bytes + chunk.used_bytes;
       std::memcpy(from, host_ + run.offset, static_cast<size_t>(size_bytes));
-      CERTKV_RETURN_IF_ERROR(
-          place_.runtime->CopyToDevice(device_ + run.offset, from, size_bytes, chunk.stream));
+      CERTKV_RETURN_IF_ERROR(place_.runtime->CopyToDevice(memory_->base() + run.offset, from,
+                                                          size_bytes, chunk.stream));
       chunk.used_bytes += size_bytes;
       run.offset += size_bytes;
       run.size_bytes -= size_bytes;
     }
   }
   for (const Chunk& chunk : chunks_) CERTKV_RETURN_IF_ERROR(place_.runtime->Wait(chunk.stream));
-  CERTKV_RETURN_IF_ERROR(place_.runtime->RecordEvent(event_, chunks_[0].stream));
-  return place_.runtime->Wait(chunks_[0].stream);
+  return RecordBatch();
 }
 
 absl::StatusOr<bool> DeviceCopy::RunsDiffer(absl::Span<const Run> runs) {
@@ -148,8 +125,8 @@ absl::StatusOr<bool> DeviceCopy::RunsDiffer(absl::Span<const Run> runs) {
   for (Run run : runs) {
     while (run.size_bytes > 0) {
       const int64_t size_bytes = std::min(run.size_bytes, kChunkBytes);
-      CERTKV_RETURN_IF_ERROR(
-          place_.runtime->CopyToHost(chunk.bytes, device_ + run.offset, size_bytes, chunk.stream));
+      CERTKV_RETURN_IF_ERROR(place_.runtime->CopyToHost(chunk.bytes, memory_->base() + run.offset,
+                                                        size_bytes, chunk.stream));
       CERTKV_RETURN_IF_ERROR(place_.runtime->Wait(chunk.stream));
       const auto size = static_cast<size_t>(size_bytes);
       if (std::memcmp(chunk.bytes, host_ + run.offset, size) != 0) return true;
@@ -168,6 +145,32 @@ void DeviceCopy::Upload(absl::Span<const int32_t> slots) {
   if (!status.ok()) return Withdraw(status);
   for (const Run& run : runs) uploaded_bytes_ += run.size_bytes;
   for (const int32_t slot : slots) has_[slot].store(1, std::memory_order_release);
+}
+
+void DeviceCopy::Adopt(absl::Span<const int32_t> slots, absl::Span<const Piece> pieces) {
+  absl::MutexLock lock(&mutex_);
+  if (!is_ready()) return;
+  absl::Status status = CopyPieces(pieces);
+  // Its tables may have found no memory. The host has the bytes, too.
+  if (!status.ok()) status = UploadRuns(RunsOf(slots));
+  if (!status.ok()) return Withdraw(status);
+  for (const Piece& piece : pieces) uploaded_bytes_ += piece.size_bytes;
+  for (const int32_t slot : slots) has_[slot].store(1, std::memory_order_release);
+}
+
+absl::Status DeviceCopy::CopyPieces(absl::Span<const Piece> pieces) {
+  std::vector<DeviceRun> runs;
+  for (const Piece& piece : pieces) {
+    runs.push_back({piece.from, memory_->base() + piece.offset, piece.size_bytes});
+  }
+  CERTKV_RETURN_IF_ERROR(place_.runtime->Use(place_.device.device));
+  CERTKV_RETURN_IF_ERROR(CopyRunsOnDevice(runs));
+  return RecordBatch();
+}
+
+absl::Status DeviceCopy::RecordBatch() {
+  CERTKV_RETURN_IF_ERROR(place_.runtime->RecordEvent(event_, chunks_[0].stream));
+  return place_.runtime->Wait(chunks_[0].stream);
 }
 
 bool DeviceCopy::Differs(int32_t slot) {

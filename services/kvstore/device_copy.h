@@ -14,23 +14,18 @@
 #include "absl/types/span.h"
 #include "kernels/core/slab_layout.h"
 #include "kernels/ops/device_runtime.h"
+#include "services/kvstore/exported_memory.h"
 
 namespace certkv::kvstore {
-
-// Where copies go.
-struct DevicePlace {
-  DeviceRuntime* runtime = nullptr;  // null: there are none
-  DeviceProperties device{};
-};
 
 // The slab in host memory is what was sealed; the copy has the same bytes at the same offsets, and
 // the slab's header page says how to reach it (kernels/core/device_export.h).
 //
 // Invariants:
 //  1. While it is ready, the copy has the bytes of every slot that Has() says it has.
-//  2. Has() of a slot is false from Forget() until Upload() of it has been waited for.
-//  3. Once withdrawn it stays so, and the header page says it before Upload() returns: a slot that
-//     could not be copied is sealed after that.
+//  2. Has() of a slot is false from Forget() until Upload() or Adopt() of it has been waited for.
+//  3. Once withdrawn it stays so, and the header page says it before Upload() or Adopt() returns: a
+//     slot that could not be copied is sealed after that.
 //
 // Threads: all calls may be made concurrently, but for one slot by one at a time.
 class DeviceCopy {
@@ -50,6 +45,15 @@ class DeviceCopy {
 
   // Copies slots and waits until they are there. Where that fails the copy is withdrawn.
   void Upload(absl::Span<const int32_t> slots) ABSL_LOCKS_EXCLUDED(mutex_);
+  // The same for slots whose bytes, which are the host's, are in device or pinned memory already: a
+  // piece for each run of them, `from` its address there, addresses and sizes multiples of 16.
+  struct Piece {
+    const uint8_t* from;
+    int64_t offset;  // in the slab
+    int64_t size_bytes;
+  };
+  void Adopt(absl::Span<const int32_t> slots, absl::Span<const Piece> pieces)
+      ABSL_LOCKS_EXCLUDED(mutex_);
   // Reads a slot back: is it other than in host memory? False, and withdrawn, where that fails.
   bool Differs(int32_t slot) ABSL_LOCKS_EXCLUDED(mutex_);
 
@@ -82,13 +86,16 @@ class DeviceCopy {
   // The slots' records, neighbours together.
   std::vector<Run> RunsOf(absl::Span<const int32_t> slots) const;
   absl::Status UploadRuns(absl::Span<const Run> runs) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status CopyPieces(absl::Span<const Piece> pieces) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Tells readers' streams that a batch, which was waited for, is there.
+  absl::Status RecordBatch() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<bool> RunsDiffer(absl::Span<const Run> runs) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Withdraw(const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const DevicePlace place_;
   const SlabLayout layout_;
   uint8_t* const host_;
-  uint8_t* device_ = nullptr;
+  std::unique_ptr<ExportedMemory> memory_;
   CUevent_st* event_ = nullptr;
   std::vector<std::atomic<uint8_t>> has_;  // per slot
   std::atomic<int64_t> uploaded_bytes_{0};

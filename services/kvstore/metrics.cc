@@ -18,6 +18,9 @@ constexpr MetricInfo kInfos[] = {
      "(withdrawn); the log says why"},
     {"certkv_kvstore_device_copied_bytes_total", MetricKind::kCounter, "",
      "Bytes of blocks that were copied to a GPU, for the caches that are registered now"},
+    {"certkv_kvstore_device_staged_blocks_total", MetricKind::kCounter, "result",
+     "Blocks that workers staged on the GPU: sealed there, fallen (sealed by the host, because the "
+     "GPU failed), failed (neither; the worker sends them through host memory)"},
     {"certkv_kvstore_blocks_total", MetricKind::kGauge, "state",
      "Blocks in memory (backing), of them quantized (device), leased, pinned, being written"},
     {"certkv_kvstore_caches_total", MetricKind::kGauge, "", "Registered caches"},
@@ -181,6 +184,14 @@ void CollectDeviceCopies(const StoreStats& stats, MetricSink* sink) {
   sink->Add("certkv_kvstore_device_copies_total", ready, {{"state", "ready"}});
   sink->Add("certkv_kvstore_device_copies_total", withdrawn, {{"state", "withdrawn"}});
   sink->Add("certkv_kvstore_device_copied_bytes_total", bytes);
+  const StoreCounters& counters = stats.counters;
+  const std::pair<const char*, int64_t> staged[] = {{"sealed", counters.device_blocks_sealed},
+                                                    {"fallen", counters.device_blocks_fallen},
+                                                    {"failed", counters.device_blocks_failed}};
+  for (const auto& [result, count] : staged) {
+    sink->Add("certkv_kvstore_device_staged_blocks_total", static_cast<double>(count),
+              {{"result", result}});
+  }
 }
 
 }  // namespace

@@ -43,11 +43,25 @@ absl::Status StoreEngine::SealPlan::CheckEntries(const Session& session,
   return absl::OkStatus();
 }
 
+absl::Status StoreEngine::SealPlan::CheckStaging(const Session& session) const {
+  const DeviceCopy* const copy = session.cache->device_memory()->device_copy();
+  const bool has_copy = copy != nullptr && copy->is_ready();
+  if (!from_device_staging || (session.staging->on_device() != nullptr && has_copy)) {
+    return absl::OkStatus();
+  }
+  return MakeError(
+      absl::StatusCode::kFailedPrecondition, "DEVICE_STAGING_MISSING",
+      absl::StrCat("the session has no staging memory on a GPU", has_copy ? "" : " any more",
+                   "; write the originals to the mapped staging slots, and seal those"));
+}
+
 absl::StatusOr<bool> StoreEngine::SealPlan::Decide(const Session& of,
                                                    absl::Span<const SealEntry> entries) {
   const BlockPriority wanted = priority;
+  const bool is_on_device = from_device_staging;
   *this = SealPlan{};
   priority = wanted;
+  from_device_staging = is_on_device;
   session = of.id;
   tenant = of.tenant;
   cache = of.cache;

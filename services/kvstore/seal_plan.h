@@ -36,6 +36,7 @@ struct StoreEngine::SealPlan {
   SessionId session{};
   TenantIndex tenant{};
   BlockPriority priority = BlockPriority::kNormal;
+  bool from_device_staging = false;
   std::shared_ptr<Cache> cache;
   std::shared_ptr<StagingArea> staging;
   std::vector<Item> items;
@@ -49,6 +50,10 @@ struct StoreEngine::SealPlan {
   // Errors: InvalidArgument [DUPLICATE_ENTRY | BLOCK_KEY_INVALID]; FailedPrecondition
   // [RESERVATION_NOT_FOUND].
   static absl::Status CheckEntries(const Session& session, absl::Span<const SealEntry> entries);
+
+  // Has the session the staging memory in which the originals are, and the cache a copy on that
+  // GPU? Errors: FailedPrecondition [DEVICE_STAGING_MISSING].
+  absl::Status CheckStaging(const Session& session) const;
 
   // Fills items, or returns false when another call is at work on something that this one needs.
   // Changes nothing but the plan.

@@ -133,10 +133,16 @@ class KvStoreServer::Impl {
     }
   }
 
-  // Says once of each cache that a GPU has no copy of it, or not any more. Called by one job, and
-  // after it.
+  // Says once of each cache that a GPU has no copy of it, or not any more, and that blocks which
+  // were to be sealed there are sealed on the host. Called by one job, and after it.
   void LogDeviceErrors() {
     for (const kvstore::CacheStats& cache : engine.GetStats().caches) {
+      if (!cache.device_staging_error.ok() &&
+          device_staging_errors_said.insert(cache.cache).second) {
+        Log(LogLevel::kWarning, "device_sealing_fell_to_host",
+            {{"cache", ToHex(cache.digest.view(), 8)},
+             {"why", cache.device_staging_error.ToString()}});
+      }
       if (cache.device_error.ok() || !device_errors_said.insert(cache.cache).second) continue;
       Log(LogLevel::kError, "device_copy_failed",
           {{"cache", ToHex(cache.digest.view(), 8)}, {"why", cache.device_error.ToString()}});
@@ -160,6 +166,7 @@ class KvStoreServer::Impl {
   kvstore::Scrubber scrubber;
   std::string spill_error_said;
   std::set<CacheId> device_errors_said;
+  std::set<CacheId> device_staging_errors_said;
   std::vector<std::shared_ptr<kvstore::PeriodicJob>> jobs;
   std::unique_ptr<kvstore::FdServer> fd_server;
   std::optional<kvstore::SpillLoader> loader;

@@ -87,10 +87,13 @@ class CheckedCalls final : public StoreCalls {
                                          v1::AttachWorkerResponse* response) override {
     const bool reads_only = request->role() == v1::SESSION_ROLE_READER;
     const Scope scope = reads_only ? Scope::kRead : Scope::kWrite;
-    return Answer(context, scope, {}, [&](const Identity& caller) -> absl::Status {
+    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+    const absl::StatusOr<IdentityPtr> admitted = CheckCall(*context, scope, {});
+    if (!admitted.ok()) return Finish(reactor, admitted.status());
+    const auto answer = [=, this, caller = *admitted]() -> absl::Status {
       CERTKV_ASSIGN_OR_RETURN(AttachRequest attach, AttachRequestFromProto(*request));
-      CERTKV_RETURN_IF_ERROR(CheckCache(caller, attach.cache));
-      CERTKV_ASSIGN_OR_RETURN(attach.tenant, caller.ResolveTenant(request->tenant()));
+      CERTKV_RETURN_IF_ERROR(CheckCache(*caller, attach.cache));
+      CERTKV_ASSIGN_OR_RETURN(attach.tenant, caller->ResolveTenant(request->tenant()));
       CERTKV_ASSIGN_OR_RETURN(const AttachedSession attached, engine_->AttachWorker(attach));
       response->set_session_id(static_cast<int64_t>(attached.session));
       response->set_fd_token(attached.fd_token);
@@ -98,7 +101,10 @@ class CheckedCalls final : public StoreCalls {
       response->set_staging_slot_count(attached.staging_slot_count);
       response->set_staging_id(attached.staging_id);
       return absl::OkStatus();
-    });
+    };
+    // Memory of a GPU takes its time.
+    if (request->wants_device_staging()) return Compute(context, reactor, answer);
+    return Finish(reactor, answer());
   }
 
   grpc::ServerUnaryReactor* DetachWorker(grpc::CallbackServerContext* context,

@@ -53,6 +53,13 @@ Session* SessionTable::FindByStagingId(int64_t staging_id) const {
   return it == by_staging_id_.end() ? nullptr : it->second;
 }
 
+void SessionTable::SetDeviceStaging(SessionId id, int64_t size_bytes) {
+  const auto it = sessions_.find(id);
+  if (it == sessions_.end()) return;
+  device_staging_bytes_ += size_bytes - it->second->device_staging_bytes;
+  it->second->device_staging_bytes = size_bytes;
+}
+
 std::unique_ptr<Session> SessionTable::TakeOut(SessionId id, absl::string_view why) {
   const auto it = sessions_.find(id);
   CERTKV_CHECK(it != sessions_.end(), "a session ends once");
@@ -62,6 +69,7 @@ std::unique_ptr<Session> SessionTable::TakeOut(SessionId id, absl::string_view w
   if (session->staging != nullptr) {
     by_staging_id_.erase(session->staging_id);
     staging_bytes_ -= session->staging->memory()->layout().slab_bytes();
+    device_staging_bytes_ -= session->device_staging_bytes;
   }
   ended_.push_front({id, absl::StrCat("session ", static_cast<int64_t>(id), " of ",
                                       session->worker_name, " is no longer attached: ", why)});

@@ -30,6 +30,7 @@ struct Session {
   std::shared_ptr<Cache> cache;
   std::shared_ptr<StagingArea> staging;  // workers only
   int64_t staging_id = 0;                // workers only
+  int64_t device_staging_bytes = 0;      // workers only
   bool connected = false;                // to the descriptor socket
   // Ends that connection, saying why; may be empty.
   std::function<void(absl::string_view why)> on_end;
@@ -46,6 +47,8 @@ class SessionTable {
   int32_t size() const { return static_cast<int32_t>(sessions_.size()); }
   // Staging memory of all sessions.
   int64_t staging_bytes() const { return staging_bytes_; }
+  // Of that on GPUs.
+  int64_t device_staging_bytes() const { return device_staging_bytes_; }
 
   // Its id, token and staging id are new.
   void Add(std::unique_ptr<Session> session);
@@ -55,6 +58,8 @@ class SessionTable {
   static absl::Status NotFound(SessionId id);
   Session* FindByToken(absl::string_view fd_token) const;  // null when there is none
   Session* FindByStagingId(int64_t staging_id) const;      // null when there is none
+  // What the session takes of that now; nothing happens where it has ended.
+  void SetDeviceStaging(SessionId id, int64_t size_bytes);
   // `why` follows "it ended because" in later errors. The session is in the table.
   std::unique_ptr<Session> TakeOut(SessionId id, absl::string_view why);
   std::vector<SessionId> Of(const Cache& cache) const;
@@ -71,6 +76,7 @@ class SessionTable {
   absl::flat_hash_map<std::string, Session*> by_token_;
   absl::flat_hash_map<int64_t, Session*> by_staging_id_;
   int64_t staging_bytes_ = 0;
+  int64_t device_staging_bytes_ = 0;
   std::deque<Ended> ended_;  // the last few, newest first
 };
 

@@ -5,8 +5,10 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
+#include "services/kvstore/device_staging.h"
 #include "services/kvstore/slab_memory.h"
 
 namespace certkv::kvstore {
@@ -22,6 +24,10 @@ class StagingArea {
  public:
   // A staging slab; all slots free.
   explicit StagingArea(std::shared_ptr<SlabMemory> memory);
+
+  // Gives the worker the slots on a GPU, too. To be called once, before the slab is shared.
+  void SetOnDevice(std::unique_ptr<DeviceStaging> on_device) { on_device_ = std::move(on_device); }
+  const DeviceStaging* on_device() const { return on_device_.get(); }  // null: there is none
 
   const std::shared_ptr<SlabMemory>& memory() const { return memory_; }
   int32_t slot_count() const { return memory_->layout().slot_count(); }
@@ -43,8 +49,9 @@ class StagingArea {
   enum class State : uint8_t { kFree, kReserved, kSealing };
 
   const std::shared_ptr<SlabMemory> memory_;
-  std::vector<int32_t> free_slots_;  // a stack
-  std::vector<State> states_;        // per slot
+  std::unique_ptr<DeviceStaging> on_device_;  // ends before the slab
+  std::vector<int32_t> free_slots_;           // a stack
+  std::vector<State> states_;                 // per slot
   int32_t reserved_count_ = 0;
   std::atomic<bool> is_abandoned_{false};
 };

@@ -202,12 +202,16 @@ absl::StatusOr<AttachedSession> StoreEngine::AttachWorker(const AttachRequest& r
     session->staging_id = RandomId();
     attached.staging_id = session->staging_id;
   }
+  const std::shared_ptr<StagingArea> staging = session->staging;
   sessions_.Add(std::move(session));
   cache->SetQuota(tenant, tenants_.QuotaOf(tenant));
   ++tenant_sessions_[static_cast<size_t>(tenant)];
   ++cache->session_count;
   if (request.role == SessionRole::kWorker) ++cache->worker_count;
   cache->last_attach_sequence = ++attach_sequence_;
+  if (request.wants_device_staging && staging != nullptr) {
+    GiveDeviceStaging(attached.session, cache, staging);
+  }
   return attached;
 }
 
@@ -276,6 +280,10 @@ void StoreEngine::EndSessionLocked(SessionId id, absl::string_view why) {
   if (session->staging != nullptr) {
     counters_.blocks_aborted += session->staging->reserved_count();
     session->staging->Abandon();
+    // Memory of a GPU is given back by another thread: that may wait for the device.
+    if (session->staging->on_device() != nullptr) {
+      pool_->TryPost([staging = std::move(session->staging)] {});
+    }
   }
   --session->cache->session_count;
   if (session->role == SessionRole::kWorker) --session->cache->worker_count;
@@ -381,6 +389,7 @@ StoreStats StoreEngine::GetStats() {
     }
     entry.pool_tenants = cache->pool().tenants;
     entry.device_error = cache->device_error();
+    entry.device_staging_error = cache->device_staging_error();
     if (const DeviceCopy* const copy = cache->device_memory()->device_copy()) {
       entry.has_device_copy = copy->is_ready();
       entry.device_copied_bytes = copy->uploaded_bytes();

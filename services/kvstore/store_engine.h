@@ -47,6 +47,7 @@ struct AttachRequest {
   SessionRole role = SessionRole::kReader;
   int32_t staging_slot_count = 0;  // 0: the default
   std::string tenant = {};         // one of the cache's pool; its blocks count to that one's quota
+  bool wants_device_staging = false;  // workers: the same slots on the store's GPU, if it can
 };
 struct AttachedSession {
   SessionId session{};
@@ -82,6 +83,8 @@ struct SealOptions {
   // On an error with a retry delay the staging slots stay reserved, so that the call can be made
   // again.
   bool keep_slots_for_retry = false;
+  // The originals are in the session's staging memory on the GPU.
+  bool from_device_staging = false;
 };
 
 // A block as lists show it.
@@ -128,7 +131,8 @@ struct CacheStats {
   std::vector<std::string> pool_tenants;
   bool has_device_copy = false;  // ready, not withdrawn
   int64_t device_copied_bytes = 0;
-  absl::Status device_error;  // why there is none, though there was to be one
+  absl::Status device_error;          // why there is none, though there was to be one
+  absl::Status device_staging_error;  // why workers or blocks that were to use a GPU did not, first
 };
 struct StoreStats {
   std::vector<CacheStats> caches;
@@ -173,7 +177,8 @@ class StoreEngine {
   absl::StatusOr<RegisteredCache> RegisterCache(const CacheSpec& spec,
                                                 absl::string_view tenant = "");
   absl::Status CheckCache(CacheId cache);  // Errors: NotFound [CACHE_NOT_FOUND].
-  // Errors: NotFound [CACHE_NOT_FOUND], also where the tenant is not of the cache's pool.
+  // Errors: NotFound [CACHE_NOT_FOUND], also where the tenant is not of the cache's pool. Computes
+  // where it wants staging memory on a GPU.
   absl::StatusOr<AttachedSession> AttachWorker(const AttachRequest& request);
   // May somebody who acts for the tenants that `may_use` names see the session, or the cache?
   // Errors: as if it did not exist.
@@ -224,7 +229,9 @@ class StoreEngine {
   // Errors: FailedPrecondition [RESERVATION_NOT_FOUND | PARENT_NOT_FOUND | BLOCK_DAMAGED];
   // InvalidArgument [DUPLICATE_ENTRY | BLOCK_KEY_INVALID | PARENT_MISMATCH | NON_FINITE_KEY |
   // NON_FINITE_VALUE | KEY_OUT_OF_RANGE | LEASE_DURATION_INVALID]; ResourceExhausted [STORE_FULL |
-  // QUOTA_EXCEEDED], with a retry delay; [LEASE_LIMIT]; DataLoss [ORIGINAL_LOST].
+  // QUOTA_EXCEEDED], with a retry delay; [LEASE_LIMIT]; DataLoss [ORIGINAL_LOST]. From a GPU also:
+  // FailedPrecondition [DEVICE_STAGING_MISSING], the session has none, or not any more; Internal
+  // [DEVICE_FAILED], originals can't be brought from there.
   absl::StatusOr<LeasedBlocks> SealBlocks(SessionId session, absl::Span<const SealEntry> entries,
                                           const SealOptions& options);
   absl::StatusOr<LeasedBlocks> SealBlocks(SessionId session, absl::Span<const SealEntry> entries,
@@ -368,6 +375,18 @@ class StoreEngine {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void AbandonSeal(SealPlan* plan) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
+  // ---- store_engine_device.cc ----
+  // Gives the worker its staging slots on the GPU, too, or notes why not. Releases mutex_ while the
+  // device works.
+  void GiveDeviceStaging(SessionId session, const std::shared_ptr<Cache>& cache,
+                         const std::shared_ptr<StagingArea>& staging)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Errors: FailedPrecondition [DEVICE_STAGING_MISSING]; ResourceExhausted [STAGING_MEMORY_FULL].
+  absl::Status CheckDeviceStaging(const Cache& cache, int64_t size_bytes) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Writes the plan's blocks. Releases mutex_ meanwhile.
+  absl::Status WriteSealed(SealPlan* plan) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
   // What `check` found out about a block that the caller holds and that did not move: rebuilds its
   // planes, or marks it lost. Releases mutex_ meanwhile. Errors: DataLoss [ORIGINAL_LOST].
   absl::Status RepairHeld(const std::shared_ptr<Cache>& cache, BlockId id, const BlockCheck& check)
@@ -409,8 +428,9 @@ class StoreEngine {
   // waits.
   absl::StatusOr<PublishedBlock> PublishPulledLocked(const Pull& pull, const PulledBlock& block)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Writes those. Releases mutex_ meanwhile. False: nothing to write, or the disk does not take it.
-  bool SpillOldest(const std::shared_ptr<Cache>& cache, const TenantIndex* tenant, int32_t count)
+  // Writes those of any tenant. Releases mutex_ meanwhile. False: nothing to write, or the disk
+  // does not take it.
+  bool SpillOldest(const std::shared_ptr<Cache>& cache, int32_t count)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Before `count` slots are taken: the blocks that will make room go to disk first, as far as it
   // takes them. The caller waits for that, which is the back-pressure on bursts. Releases mutex_

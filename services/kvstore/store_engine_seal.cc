@@ -52,11 +52,15 @@ absl::StatusOr<LeasedBlocks> StoreEngine::SealBlocks(SessionId session_id,
   Lock lock(this);
   SealPlan plan;
   plan.priority = options.priority;
+  plan.from_device_staging = options.from_device_staging;
   absl::Status status = duration_ms.status();
   if (status.ok()) SpillForSeal(session_id, entries.size());
   if (status.ok()) status = BeginSeal(session_id, entries, &plan);
   if (!status.ok() && options.keep_slots_for_retry && RetryDelayMsOf(status) > 0) return status;
   if (!status.ok()) {
+    if (ReasonOf(status) == "DEVICE_STAGING_MISSING") {
+      counters_.device_blocks_failed += static_cast<int64_t>(entries.size());
+    }
     // The slots are freed, so that a worker may forget a call that failed.
     const absl::StatusOr<Session*> session = sessions_.Find(session_id);
     if (session.ok() && (*session)->staging != nullptr) {
@@ -66,9 +70,7 @@ absl::StatusOr<LeasedBlocks> StoreEngine::SealBlocks(SessionId session_id,
     }
     return status;
   }
-  mutex_.Unlock();
-  status = WriteBlocks(*plan.cache, plan.staging.get(), absl::MakeSpan(plan.writes), pool_);
-  mutex_.Lock();
+  status = WriteSealed(&plan);
   if (status.ok()) {
     absl::StatusOr<LeasedBlocks> published = PublishSeal(&plan, *duration_ms);
     if (published.ok()) return published;
@@ -92,6 +94,7 @@ absl::Status StoreEngine::BeginSeal(SessionId session_id, absl::Span<const SealE
     CERTKV_ASSIGN_OR_RETURN(Session * session, FindWorker(session_id, ReadClock(), "SealBlocks"));
     CERTKV_RETURN_IF_ERROR(CheckLeaseLimit(*session));
     CERTKV_RETURN_IF_ERROR(SealPlan::CheckEntries(*session, entries));
+    CERTKV_RETURN_IF_ERROR(plan->CheckStaging(*session));
     CERTKV_ASSIGN_OR_RETURN(const bool is_free, plan->Decide(*session, entries));
     if (is_free) break;
     claims_changed_.Wait(&mutex_);

@@ -41,10 +41,9 @@ std::vector<BlockCheck> StoreEngine::NextToSpill(const Cache& cache, const Tenan
   return next;
 }
 
-bool StoreEngine::SpillOldest(const std::shared_ptr<Cache>& cache, const TenantIndex* tenant,
-                              int32_t count) {
+bool StoreEngine::SpillOldest(const std::shared_ptr<Cache>& cache, int32_t count) {
   if (spill_ == nullptr || !spill_->CanWrite()) return false;
-  std::vector<BlockCheck> blocks = NextToSpill(*cache, tenant, count);
+  std::vector<BlockCheck> blocks = NextToSpill(*cache, nullptr, count);
   if (blocks.empty()) return false;
   Spill(cache, &blocks);
   return true;
@@ -120,7 +119,7 @@ void StoreEngine::SpillAhead() {
     for (int64_t done = 0; done < missing; done += kBatch) {
       // What is on disk already counts: the walk begins at the oldest again.
       const auto count = static_cast<int32_t>(std::min(done + kBatch, missing));
-      if (!SpillOldest(cache, nullptr, count) && count == missing) break;
+      if (!SpillOldest(cache, count) && count == missing) break;
     }
   }
 }

@@ -33,7 +33,11 @@ enum cudaError_t : int {
   cudaErrorNotSupported = 801,
   cudaErrorTimeout = 909,  // an event that nobody completed; CUDA would wait for ever
 };
-enum cudaMemcpyKind : int { cudaMemcpyHostToDevice = 1, cudaMemcpyDeviceToHost = 2 };
+enum cudaMemcpyKind : int {
+  cudaMemcpyHostToDevice = 1,
+  cudaMemcpyDeviceToHost = 2,
+  cudaMemcpyDeviceToDevice = 3,
+};
 
 // As a server of today has them; the other way where a failure of that name is injected.
 enum cudaDeviceAttr : int {
@@ -91,6 +95,7 @@ cudaError_t cudaHostGetDevicePointer(void** on_device, void* host, unsigned int 
 
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t size_bytes, cudaMemcpyKind kind,
                             cudaStream_t stream);
+cudaError_t cudaMemsetAsync(void* address, int byte, size_t size_bytes, cudaStream_t stream);
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned int flags);
 cudaError_t cudaStreamDestroy(cudaStream_t stream);
 cudaError_t cudaStreamSynchronize(cudaStream_t stream);

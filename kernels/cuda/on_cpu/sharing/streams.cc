@@ -93,6 +93,17 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t size_bytes, cudaM
   return cudaSuccess;
 }
 
+cudaError_t cudaMemsetAsync(void* address, int byte, size_t size_bytes, cudaStream_t stream) {
+  if (const auto injected = InjectedFailureOf("cudaMemsetAsync")) return injected;
+  const auto set = [address, byte, size_bytes] {
+    std::memset(address, byte, size_bytes);
+    return cudaSuccess;
+  };
+  if (stream == nullptr) return set();
+  stream->Add(set);
+  return cudaSuccess;
+}
+
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned int) {
   if (const auto injected = InjectedFailureOf("cudaStreamCreateWithFlags")) return injected;
   *stream = new Stream;
