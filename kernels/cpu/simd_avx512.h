@@ -52,7 +52,8 @@ struct Avx512Simd {
   [[gnu::always_inline]] static F NegMulAdd(F a, F b, F c) { return _mm512_fnmadd_ps(a, b, c); }
   [[gnu::always_inline]] static F Min(F a, F b) { return _mm512_min_ps(a, b); }
   [[gnu::always_inline]] static F Max(F a, F b) { return _mm512_max_ps(a, b); }
-  [[gnu::always_inline]] static F Abs(F x) { return _mm512_abs_ps(x); }
+  // Not _mm512_abs_ps, whose emulation leaves -0 as it is: magnitudes are compared as bits.
+  [[gnu::always_inline]] static F Abs(F x) { return AsFloat(AndI(AsInt(x), SetI(0x7fffffff))); }
   [[gnu::always_inline]] static F WhereAtLeast(F test, F limit, F x) {
     return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(test, limit, _CMP_GE_OQ), x);
   }
