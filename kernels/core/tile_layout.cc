@@ -75,6 +75,15 @@ TileLayout MakeTileLayout(const CacheSpec& spec, int32_t layer, uint64_t dither_
   return layout;
 }
 
+bool IsAffine(KeyFormat format) {
+  return format == KeyFormat::kK8 || format == KeyFormat::kK8D || format == KeyFormat::kK6 ||
+         format == KeyFormat::kK4;
+}
+
+bool IsRotated(ValueFormat format) {
+  return format == ValueFormat::kV4 || format == ValueFormat::kV8;
+}
+
 AffineDepth AffineDepthOf(KeyFormat format) {
   constexpr float kQuotientSlack = 0x1p-14f;
   switch (format) {

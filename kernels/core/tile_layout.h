@@ -107,6 +107,9 @@ TileLayout MakeTileLayout(const CacheSpec& spec, int32_t layer, uint64_t dither_
 inline int64_t OriginalKeyBytes(const CacheSpec& spec) { return int64_t{128} * spec.head_dim; }
 inline int64_t OriginalValueBytes(const CacheSpec& spec) { return int64_t{128} * spec.value_dim; }
 
+bool IsAffine(KeyFormat format);     // K8, K8D, K6, K4
+bool IsRotated(ValueFormat format);  // V4, V8
+
 // How a code becomes a key: k^ = ((code & mask) + centre) * scale + zero, |k - k^| <= half_range *
 // scale. The code is chosen from a quotient in float: code = rint((k - zero) * (1 / scale)).
 // Difference, reciprocal and product each round by at most 2^-24 of a quotient <= 255, so the
@@ -118,7 +121,7 @@ struct AffineDepth {
   float centre;
   float half_range;  // in units of scale: K8 1/2, K6 2, K4 8, each + 2^-14
 };
-AffineDepth AffineDepthOf(KeyFormat format);  // K8, K8D, K6 and K4 only
+AffineDepth AffineDepthOf(KeyFormat format);  // of an affine one
 
 }  // namespace certkv
 

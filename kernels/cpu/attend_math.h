@@ -41,6 +41,18 @@ inline constexpr float kSquareMax = 0x1p120f;
 inline constexpr float kWeightMax = 32767.0f;
 inline constexpr float kWeightErrorSlack = 0.004f;
 
+// Magnitudes of floats compare as their bits, where infinity and NaN are above every number.
+inline constexpr uint32_t kInfinityBits = 0x7f800000;
+
+template <typename V>
+[[gnu::always_inline]] inline uint32_t ReduceMaxUnsigned(typename V::I x) {
+  uint32_t lanes[V::kLanes];
+  V::StoreI(lanes, x);
+  uint32_t largest = 0;
+  for (const uint32_t lane : lanes) largest = lane > largest ? lane : largest;
+  return largest;
+}
+
 // 2^x for x in [-125, 126], anything elsewhere. The polynomial's coefficients are a minimax fit of
 // 2^r on [-1/2, 1/2] (relative error 2e-7); Horner adds at most 4u with or without FMA.
 template <typename V>

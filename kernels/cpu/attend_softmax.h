@@ -213,7 +213,7 @@ template <typename V>
       sums.lost = V::Add(sums.lost, left);
       if constexpr (Computes<V>(kWeightErrorPart)) sums.error = V::Add(sums.error, V::Abs(left));
     });
-    V::StoreWords(weights + b * kSubBlockTokens, rounded);
+    V::StoreWeights(weights + b * kSubBlockTokens, rounded);
   });
   return sums;
 }

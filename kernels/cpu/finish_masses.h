@@ -73,17 +73,6 @@ struct MassChunk {
   }
 };
 
-inline constexpr uint32_t kInfinityBits = 0x7f800000;
-
-template <typename V>
-uint32_t ReduceMaxUnsigned(typename V::I x) {
-  uint32_t lanes[V::kLanes];
-  V::StoreI(lanes, x);
-  uint32_t largest = 0;
-  for (const uint32_t lane : lanes) largest = lane > largest ? lane : largest;
-  return largest;
-}
-
 template <typename V>
 float LargestLse(const FinishMasses& m) {
   typename V::F largest = V::Set(-__builtin_inff());

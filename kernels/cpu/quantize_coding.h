@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "kernels/core/value_code.h"
+#include "kernels/cpu/attend_math.h"
 #include "kernels/cpu/attend_values.h"
 #include "kernels/cpu/quantize_state.h"
 
@@ -70,16 +71,6 @@ template <typename V>
 [[gnu::always_inline]] inline typename V::F LoadOriginal(const QuantizeState& s,
                                                          const uint16_t* p) {
   return s.bf16 ? V::LoadBf16(p) : V::LoadF16(p);
-}
-
-// Of magnitudes as bits, where infinity and NaN are above every number.
-template <typename V>
-[[gnu::always_inline]] inline bool IsFinite(typename V::I magnitude) {
-  uint32_t lanes[V::kLanes];
-  V::StoreI(lanes, magnitude);
-  bool finite = true;
-  for (const uint32_t lane : lanes) finite &= lane < 0x7f800000;
-  return finite;
 }
 
 // Above this a float butterfly of 8 stages could overflow later on: the token is unencodable.

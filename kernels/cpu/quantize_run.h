@@ -379,7 +379,7 @@ bool EncodeValueWords(QuantizeState& s, uint16_t (*words)[kTileTokens]) {
     }
     V::Store(s.value_error + t, error);
   }
-  return IsFinite<V>(magnitude);
+  return ReduceMaxUnsigned<V>(magnitude) < kInfinityBits;
 }
 
 template <typename V>

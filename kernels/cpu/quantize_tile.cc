@@ -25,15 +25,6 @@ namespace {
 // Relative error of a norm summed in double: under 4 roundings for each of at most 256 squares.
 constexpr double kNormInflation = 1 + 0x1p-42;
 
-bool IsAffine(KeyFormat format) {
-  return format == KeyFormat::kK8 || format == KeyFormat::kK8D || format == KeyFormat::kK6 ||
-         format == KeyFormat::kK4;
-}
-
-bool IsRotated(ValueFormat format) {
-  return format == ValueFormat::kV4 || format == ValueFormat::kV8;
-}
-
 float RoundUp(double bound) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   if (!(bound <= std::numeric_limits<float>::max())) return kInfinity;

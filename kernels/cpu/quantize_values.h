@@ -123,14 +123,7 @@ template <typename V, bool kBf16>
   }
   rows->min[u] = -V::ReduceMax(V::Sub(V::Zero(), sums.min));
   rows->max[u] = V::ReduceMax(sums.max);
-  rows->original[u] = 0;
-  if constexpr (kBf16) {
-    uint32_t lanes[V::kLanes];
-    V::StoreI(lanes, sums.original);
-    uint32_t largest = 0;
-    for (const uint32_t lane : lanes) largest = lane > largest ? lane : largest;
-    rows->original[u] = __builtin_bit_cast(float, largest);
-  }
+  rows->original[u] = kBf16 ? __builtin_bit_cast(float, ReduceMaxUnsigned<V>(sums.original)) : 0.0f;
   rows->square[u] = V::ReduceAdd(sums.square);
 }
 
@@ -215,7 +208,7 @@ bool EncodeValueRows(QuantizeState& s) {
       EncodePair<V, kBits>(rows, scale, inverse, offset, u, dim, out, s.value_error + t);
     }
   }
-  return IsFinite<V>(magnitude);
+  return ReduceMaxUnsigned<V>(magnitude) < kInfinityBits;
 }
 
 template <typename V>

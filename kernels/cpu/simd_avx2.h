@@ -12,10 +12,11 @@
 #include <cstdint>
 
 #include "kernels/cpu/certificate_parts.h"
+#include "kernels/cpu/simd_words.h"
 
 namespace certkv::cpu {
 
-struct Avx2Simd {
+struct Avx2Simd : Avx2Words {
   using F = __m256;
   using I = __m256i;
   static constexpr int kLanes = 8;
@@ -29,21 +30,6 @@ struct Avx2Simd {
   static constexpr int kAccumulators = 8;
   static constexpr int kDotAccumulators = 4;
   static constexpr int kDotRegisters = 1;
-
-  // 16 signed words.
-  using W = __m256i;
-  [[gnu::always_inline]] static W LoadWords(const uint16_t* p) {
-    return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
-  }
-  [[gnu::always_inline]] static void StoreWords(uint16_t* p, W x) {
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), x);
-  }
-  [[gnu::always_inline]] static W MinWords(W a, W b) { return _mm256_min_epi16(a, b); }
-  [[gnu::always_inline]] static W MaxWords(W a, W b) { return _mm256_max_epi16(a, b); }
-  // 16-bit floats as words in the same order, -0 below +0; and back.
-  [[gnu::always_inline]] static W OrderWords(W x) {
-    return _mm256_xor_si256(x, _mm256_srli_epi16(_mm256_srai_epi16(x, 15), 1));
-  }
 
   // Floats.
   [[gnu::always_inline]] static F Zero() { return _mm256_setzero_ps(); }
@@ -185,7 +171,7 @@ struct Avx2Simd {
     return _mm256_castpd_ps(_mm256_permute4x64_pd(pairs, 0xd8));
   }
   // 16 integers in 16 / kLanes vectors, each in the range of an int16, as 16 words.
-  [[gnu::always_inline]] static void StoreWords(int16_t* p, const I* x) {
+  [[gnu::always_inline]] static void StoreWeights(int16_t* p, const I* x) {
     StoreI(p, _mm256_permute4x64_epi64(_mm256_packs_epi32(x[0], x[1]), 0xd8));
   }
   // kLanes floats to fp16, toward +infinity and toward -infinity; magnitudes past 65504 become the

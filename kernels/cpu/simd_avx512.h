@@ -11,11 +11,12 @@
 #include <cstdint>
 
 #include "kernels/cpu/certificate_parts.h"
+#include "kernels/cpu/simd_words.h"
 
 namespace certkv::cpu {
 
 template <typename Native>
-struct Avx512Simd {
+struct Avx512Simd : Avx2Words {
   using F = __m512;
   using I = __m512i;
   static constexpr int kLanes = 16;
@@ -26,19 +27,6 @@ struct Avx512Simd {
   static constexpr int kAccumulators = 16;
   static constexpr int kDotAccumulators = 16;
   static constexpr int kDotRegisters = 2;
-
-  using W = __m256i;
-  [[gnu::always_inline]] static W LoadWords(const uint16_t* p) {
-    return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
-  }
-  [[gnu::always_inline]] static void StoreWords(uint16_t* p, W x) {
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), x);
-  }
-  [[gnu::always_inline]] static W MinWords(W a, W b) { return _mm256_min_epi16(a, b); }
-  [[gnu::always_inline]] static W MaxWords(W a, W b) { return _mm256_max_epi16(a, b); }
-  [[gnu::always_inline]] static W OrderWords(W x) {
-    return _mm256_xor_si256(x, _mm256_srli_epi16(_mm256_srai_epi16(x, 15), 1));
-  }
 
   [[gnu::always_inline]] static F Zero() { return _mm512_setzero_ps(); }
   [[gnu::always_inline]] static F Set(float x) { return _mm512_set1_ps(x); }
@@ -175,7 +163,7 @@ struct Avx512Simd {
     return _mm512_add_ps(_mm512_permutex2var_ps(low, even, high),
                          _mm512_permutex2var_ps(low, odd, high));
   }
-  [[gnu::always_inline]] static void StoreWords(int16_t* p, const I* x) {
+  [[gnu::always_inline]] static void StoreWeights(int16_t* p, const I* x) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), Native::NarrowToWords(x[0]));
   }
   [[gnu::always_inline]] static void StoreF16Up(uint16_t* p, F x) { Native::StoreF16Up(p, x); }

@@ -184,7 +184,7 @@ struct PortableSimd {
     return F{low[0] + low[1],   low[2] + low[3],   low[4] + low[5],   low[6] + low[7],
              high[0] + high[1], high[2] + high[3], high[4] + high[5], high[6] + high[7]};
   }
-  static void StoreWords(int16_t* p, const I* x) {
+  static void StoreWeights(int16_t* p, const I* x) {
     for (int i = 0; i < 16; ++i) p[i] = static_cast<int16_t>(x[i / kLanes][i % kLanes]);
   }
   static void StoreF16Up(uint16_t* p, F x) {

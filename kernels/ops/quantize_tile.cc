@@ -66,11 +66,6 @@ absl::Status CheckRows(OriginalDtype dtype, const uint16_t* rows, int64_t stride
   return absl::OkStatus();
 }
 
-bool IsAffine(KeyFormat format) {
-  return format == KeyFormat::kK8 || format == KeyFormat::kK8D || format == KeyFormat::kK6 ||
-         format == KeyFormat::kK4;
-}
-
 uint16_t FiniteMax(OriginalDtype dtype) { return dtype == OriginalDtype::kF16 ? 0x7bff : 0x7f7f; }
 
 absl::Status CheckKeys(const QuantizeTileArgs& args) {
@@ -89,11 +84,8 @@ absl::Status CheckValues(const QuantizeTileArgs& args) {
 // The CPU's encoders look at affine keys and rotated values while they encode them, so that nothing
 // is read twice; what they refuse is named here.
 absl::Status QuantizeOnCpu(const QuantizeTileArgs& args) {
-  const ValueFormat values = args.layout->value_format;
   if (!IsAffine(args.layout->key_format)) CERTKV_RETURN_IF_ERROR(CheckKeys(args));
-  if (values != ValueFormat::kV4 && values != ValueFormat::kV8) {
-    CERTKV_RETURN_IF_ERROR(CheckValues(args));
-  }
+  if (!IsRotated(args.layout->value_format)) CERTKV_RETURN_IF_ERROR(CheckValues(args));
   CERTKV_ASSIGN_OR_RETURN(const CpuIsa isa, SelectedCpuIsa());
   if (cpu::QuantizeTile(isa, args)) return absl::OkStatus();
   CERTKV_RETURN_IF_ERROR(CheckTileOriginals(args));

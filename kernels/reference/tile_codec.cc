@@ -102,11 +102,6 @@ int64_t WitnessByte(const TileLayout& layout, int t, int band) {
 
 }  // namespace
 
-bool IsAffine(KeyFormat format) {
-  return format == KeyFormat::kK8 || format == KeyFormat::kK8D || format == KeyFormat::kK6 ||
-         format == KeyFormat::kK4;
-}
-
 bool IsOriginal(KeyFormat format) {
   return format == KeyFormat::kF16 || format == KeyFormat::kBf16;
 }

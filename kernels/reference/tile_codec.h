@@ -11,7 +11,6 @@
 
 namespace certkv::reference {
 
-bool IsAffine(KeyFormat format);    // K8, K8D, K6, K4
 bool IsOriginal(KeyFormat format);  // F16, BF16
 
 TileHeader ReadHeader(const uint8_t* scan);
@@ -53,9 +52,7 @@ double DecodeKey(const TileLayout& layout, const uint8_t* scan, const uint8_t* d
                  int i);
 // Element i of v^[t], rotated (V4, V8) or not (16-bit formats); exact in double.
 double DecodeStoredValue(const TileLayout& layout, const uint8_t* detail, int t, int i);
-inline bool ValuesAreRotated(const TileLayout& layout) {
-  return layout.value_format == ValueFormat::kV4 || layout.value_format == ValueFormat::kV8;
-}
+inline bool ValuesAreRotated(const TileLayout& layout) { return IsRotated(layout.value_format); }
 
 }  // namespace certkv::reference
 

@@ -12,7 +12,6 @@
 #include "kernels/ops/quantize_tile.h"
 #include "kernels/ops/tile_checksum.h"
 #include "services/kvstore/block_planes.h"
-#include "services/kvstore/first_error.h"
 
 namespace certkv::kvstore {
 namespace {
@@ -134,10 +133,8 @@ absl::Status WriteBlocks(const Cache& cache, const StagingArea* staging,
   const int64_t tiles = spec.tiles_per_block();
   const int64_t plane_count = PlanesPerBlock(spec) * static_cast<int64_t>(blocks.size());
   std::vector<uint64_t> checksums(static_cast<size_t>(plane_count * tiles));
-  FirstError error;
-  pool->ParallelFor(plane_count, [&](int64_t index) {
-    if (!error.IsNeeded(index)) return;
-    if (staging != nullptr && staging->is_abandoned()) return error.Report(index, SealAbandoned());
+  const auto write = [&](int64_t index) -> absl::Status {
+    if (staging != nullptr && staging->is_abandoned()) return SealAbandoned();
     SlotPool::BeginWrite();
     const Plane plane = PlaneAt(spec, index);
     const BlockWrite& block = blocks[plane.block];
@@ -147,9 +144,9 @@ absl::Status WriteBlocks(const Cache& cache, const StagingArea* staging,
     }
     const absl::Status status = WritePlane(cache, block, plane, checksums.data() + index * tiles);
     // Originals that were sealed were finite; a promotion that meets others has another digest.
-    if (!status.ok() && block.staging_slot >= 0) error.Report(index, status);
-  });
-  CERTKV_RETURN_IF_ERROR(error.status());
+    return block.staging_slot >= 0 ? status : absl::OkStatus();
+  };
+  CERTKV_RETURN_IF_ERROR(pool->ParallelTry(plane_count, write));
   std::vector<int32_t> slots;
   for (const BlockWrite& block : blocks) slots.push_back(block.device_slot);
   cache.device_memory()->CopyToDevice(slots);
@@ -185,20 +182,20 @@ absl::StatusOr<int64_t> RebuildPlanes(const Cache& cache, const BlockWrite& bloc
     uint8_t* record = made[index].data()->bytes + tile * tile_layout.tile_bytes();
     return TileTarget{record, record + tile_layout.scan_bytes};
   };
-  FirstError error;
-  pool->ParallelFor(plane_count, [&](int64_t index) {
+  const auto make = [&](int64_t index) -> absl::Status {
     const Plane plane = PlaneAt(spec, index);
     const TileLayout& tile_layout = layout.tile_layout(plane.layer);
     made[index].resize(static_cast<size_t>(tiles * tile_layout.tile_bytes() / sizeof(Line)));
     for (int32_t tile = 0; tile < tiles; ++tile) {
-      const absl::Status status =
-          WriteTile(cache, block, plane, tile, target_at(index, tile_layout, tile),
-                    &checksums[index * tiles + tile]);
-      if (!status.ok()) return error.Report(index, status);
+      CERTKV_RETURN_IF_ERROR(WriteTile(cache, block, plane, tile,
+                                       target_at(index, tile_layout, tile),
+                                       &checksums[index * tiles + tile]));
     }
-  });
+    return absl::OkStatus();
+  };
+  const bool is_made = pool->ParallelTry(plane_count, make).ok();
   const uint64_t digest = DigestOfChecksums(checksums.data(), plane_count * tiles);
-  if (!error.status().ok() || digest != block.originals_digest) return OriginalLost(block.key);
+  if (!is_made || digest != block.originals_digest) return OriginalLost(block.key);
   int64_t rewritten = 0;
   const auto rewrite = [&rewritten](uint8_t* to, const uint8_t* from, int64_t bytes) {
     if (std::memcmp(to, from, static_cast<size_t>(bytes)) == 0) return;

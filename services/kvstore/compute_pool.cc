@@ -62,6 +62,23 @@ bool ComputePool::TryPost(std::function<void()> job) {
   return true;
 }
 
+absl::Status ComputePool::ParallelTry(int64_t count,
+                                      const std::function<absl::Status(int64_t)>& body) {
+  std::atomic<int64_t> failed_index{count};
+  absl::Mutex mutex;
+  absl::Status first;
+  ParallelFor(count, [&](int64_t index) {
+    if (index > failed_index.load(std::memory_order_relaxed)) return;
+    const absl::Status status = body(index);
+    if (status.ok()) return;
+    absl::MutexLock lock(&mutex);
+    if (index >= failed_index.load(std::memory_order_relaxed)) return;
+    failed_index.store(index, std::memory_order_relaxed);
+    first = status;
+  });
+  return first;
+}
+
 int64_t ComputePool::WaitEstimateMs() const {
   const int64_t jobs_to_end = job_count_.load() / 2 / thread_count_ + 1;
   return std::max<int64_t>(1, jobs_to_end * mean_job_us_.load() / 1000);

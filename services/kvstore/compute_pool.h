@@ -7,6 +7,8 @@
 #include <functional>
 #include <memory>
 
+#include "absl/status/status.h"
+
 namespace boost::asio {
 class thread_pool;
 }  // namespace boost::asio
@@ -29,6 +31,9 @@ class ComputePool {
   // Calls body(i) once for each i in [0, count), in ascending order of start, on the caller's
   // thread and on threads of the pool that are free; returns when all calls have returned.
   void ParallelFor(int64_t count, const std::function<void(int64_t)>& body);
+  // The same for a body that may fail, until one does: the error of the smallest index that has
+  // one, whatever the order of the threads. Bodies of smaller indices have run, of others some.
+  absl::Status ParallelTry(int64_t count, const std::function<absl::Status(int64_t)>& body);
   // About how long a job that were posted now would wait for the queue to empty by half; at least
   // 1. From the mean duration of the last jobs.
   int64_t WaitEstimateMs() const;

@@ -9,7 +9,6 @@
 #include "kernels/core/status.h"
 #include "kernels/ops/quantize_tile.h"
 #include "kernels/ops/seal_on_device.h"
-#include "services/kvstore/first_error.h"
 
 namespace certkv::kvstore {
 namespace {
@@ -146,9 +145,7 @@ absl::Status DeviceSealer::BringOriginals(const StagingArea& staging, const Batc
 
 absl::Status DeviceSealer::KeepOriginals(const Batch& batch) {
   const uint8_t* const from = originals_.host;
-  FirstError error;
-  const auto keep = [&](int64_t index) {
-    if (!error.IsNeeded(index)) return;
+  const auto keep = [&](int64_t index) -> absl::Status {
     SlotPool::BeginWrite();
     const Plane plane = PlaneAt(spec_, index);
     const BlockWrite& block = batch.blocks[plane.block];
@@ -156,11 +153,11 @@ absl::Status DeviceSealer::KeepOriginals(const Batch& batch) {
                   plane);
     for (int32_t tile = 0; tile < spec_.tiles_per_block(); ++tile) {
       const absl::Status status = CheckTileOriginals(TileArgs(batch.cache, block, plane, tile, {}));
-      if (!status.ok()) return error.Report(index, NameTile(status, block, plane, tile));
+      if (!status.ok()) return NameTile(status, block, plane, tile);
     }
+    return absl::OkStatus();
   };
-  batch.pool->ParallelFor(PlanesPerBlock(spec_) * batch.records.slot_count(), keep);
-  return error.status();
+  return batch.pool->ParallelTry(PlanesPerBlock(spec_) * batch.records.slot_count(), keep);
 }
 
 absl::Status DeviceSealer::Seal(const Batch& batch) {
@@ -194,9 +191,7 @@ absl::Status DeviceSealer::KeepRecords(const Batch& batch) {
   const int64_t block_tiles = PlanesPerBlock(spec_) * tiles;
   std::vector<uint64_t> checksums(batch.blocks.size() * static_cast<size_t>(block_tiles));
   uint8_t* const mirror = records_.host;
-  FirstError error;
-  const auto keep = [&](int64_t index) {
-    if (!error.IsNeeded(index)) return;
+  const auto keep = [&](int64_t index) -> absl::Status {
     SlotPool::BeginWrite();
     const Plane plane = PlaneAt(spec_, index);
     const BlockWrite& block = batch.blocks[plane.block];
@@ -207,14 +202,14 @@ absl::Status DeviceSealer::KeepRecords(const Batch& batch) {
       std::memcpy(to.scan, from.scan, static_cast<size_t>(layout.scan_bytes));
       std::memcpy(to.detail, from.detail, static_cast<size_t>(layout.detail_bytes));
       WriteTileChecksums(TileArgs(batch.cache, block, plane, tile, to));
-      const absl::Status status =
-          VerifyWritten(batch.cache, block, plane, tile, to, &checksums[index * tiles + tile]);
-      if (!status.ok()) return error.Report(index, status);
+      CERTKV_RETURN_IF_ERROR(
+          VerifyWritten(batch.cache, block, plane, tile, to, &checksums[index * tiles + tile]));
       std::memcpy(from.scan, to.scan, sizeof(TileHeader));  // for Adopt
     }
+    return absl::OkStatus();
   };
-  batch.pool->ParallelFor(PlanesPerBlock(spec_) * batch.records.slot_count(), keep);
-  CERTKV_RETURN_IF_ERROR(error.status());
+  CERTKV_RETURN_IF_ERROR(
+      batch.pool->ParallelTry(PlanesPerBlock(spec_) * batch.records.slot_count(), keep));
   for (size_t i = 0; i < batch.blocks.size(); ++i) {
     batch.blocks[i].originals_digest =
         DigestOfChecksums(checksums.data() + static_cast<int64_t>(i) * block_tiles, block_tiles);

@@ -4,9 +4,11 @@
 #include <atomic>
 #include <limits>
 #include <numeric>
+#include <string>
 #include <thread>
 
 #include "absl/synchronization/notification.h"
+#include "absl/time/clock.h"
 #include "kernels/core/status.h"
 #include "services/kvstore/compute_pool.h"
 #include "services/kvstore/event_hub.h"
@@ -226,6 +228,22 @@ TEST(ComputePoolTest, ParallelForEndsWhileEveryThreadIsBusy) {
   pool.ParallelFor(10, [&](int64_t i) { sum += static_cast<int>(i); });
   EXPECT_EQ(sum.load(), 45);
   release.Notify();
+}
+
+TEST(ComputePoolTest, FailsWithTheErrorOfTheSmallestIndex) {
+  ComputePool pool(3, 4);
+  std::atomic<int> ran{0};
+  const auto body = [&](int64_t index) -> absl::Status {
+    ++ran;
+    if (index == 5) absl::SleepFor(absl::Milliseconds(20));  // found after the error of 6
+    if (index < 5) return absl::OkStatus();
+    return MakeError(absl::StatusCode::kInternal, "OF_INDEX_" + std::to_string(index), "as asked");
+  };
+  EXPECT_EQ(ReasonOf(pool.ParallelTry(100'000, body)), "OF_INDEX_5");
+  EXPECT_GE(ran.load(), 6);
+  EXPECT_LT(ran.load(), 100'000) << "what comes after an error is left out";
+  EXPECT_TRUE(pool.ParallelTry(5, body).ok());
+  EXPECT_TRUE(pool.ParallelTry(0, body).ok());
 }
 
 TEST(ComputePoolTest, RefusesJobsOverItsLimitAndAfterJoin) {

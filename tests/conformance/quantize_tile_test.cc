@@ -73,7 +73,7 @@ TEST_P(QuantizeTileTest, WritesTheBytesOfTheReference) {
 
 TEST_P(QuantizeTileTest, KeyResidualsFillTheBoxOfTheScales) {
   for (const NamedShape& named : ShapesOf(GetParam().backend, TileShapes())) {
-    if (!reference::IsAffine(named.shape.key_format)) continue;
+    if (!IsAffine(named.shape.key_format)) continue;
     SCOPED_TRACE(named.name);
     SequenceCase sequence(named.shape, kSeed, GetParam().backend);
     const TileLayout& layout = sequence.layout();
@@ -170,7 +170,7 @@ TEST_P(QuantizeTileTest, KeyNormCoversEveryReadingDepth) {
               reference::DecodeKey(layout, sequence.scan(tile), sequence.detail(tile), t, i);
           full += key * key;
           const bool has_depths =
-              reference::IsAffine(layout.key_format) && layout.key_format != KeyFormat::kK8D;
+              IsAffine(layout.key_format) && layout.key_format != KeyFormat::kK8D;
           if (!has_depths) continue;
           const double coarse_key = reference::DecodeAffineKey(
               AffineDepthOf(KeyFormat::kK4),
