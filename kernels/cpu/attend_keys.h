@@ -50,6 +50,17 @@ constexpr int CodeVectors(int heads) {
   return kPerSubBlock * (fit >= 4 ? 4 : fit >= 2 ? 2 : 1);
 }
 
+// Calls body(i) for every 16th channel, two at a time.
+template <typename Body>
+[[gnu::always_inline]] inline void ForChannels(int head_dim, const Body& body) {
+  int i = 0;
+  for (; i + 32 <= head_dim; i += 32) {
+    body(i);
+    body(i + 16);
+  }
+  if (i < head_dim) body(i);
+}
+
 // Widens the tile's scales and middle keys. Returns an upper bound on ||m||, up to rounding.
 template <typename V>
 float LoadScales(AttendState& s, const uint8_t* scan) {
@@ -92,18 +103,19 @@ template <typename V>
   typename V::F sums[kVectors];
   typename V::F middles[kVectors];
   for (int v = 0; v < kVectors; ++v) sums[v] = middles[v] = V::Zero();
-  for (int i = 0; i < s.head_dim; i += 16) {
-    Unroll<kVectors>([&](auto v) __attribute__((always_inline)) {
-      const int at = i + v * V::kLanes;
-      const typename V::F q = V::Load(query + at);
-      const typename V::F x = V::Mul(q, V::Load(s.tile_scale + at));
-      const typename V::F magnitude = V::Abs(x);
-      V::Store(folded + at, x);
-      max = V::Max(max, magnitude);
-      if constexpr (Computes<V>(kHalfWidthPart)) sums[v] = V::Add(sums[v], magnitude);
-      middles[v] = V::MulAdd(q, V::Load(s.tile_middle + at), middles[v]);
-    });
-  }
+  ForChannels(
+      s.head_dim, [&](int i) __attribute__((always_inline)) {
+        Unroll<kVectors>([&](auto v) __attribute__((always_inline)) {
+          const int at = i + v * V::kLanes;
+          const typename V::F q = V::Load(query + at);
+          const typename V::F x = V::Mul(q, V::Load(s.tile_scale + at));
+          const typename V::F magnitude = V::Abs(x);
+          V::Store(folded + at, x);
+          max = V::Max(max, magnitude);
+          if constexpr (Computes<V>(kHalfWidthPart)) sums[v] = V::Add(sums[v], magnitude);
+          middles[v] = V::MulAdd(q, V::Load(s.tile_middle + at), middles[v]);
+        });
+      });
   for (int v = 1; v < kVectors; ++v) {
     sums[0] = V::Add(sums[0], sums[v]);
     middles[0] = V::Add(middles[0], middles[v]);
@@ -143,14 +155,15 @@ template <typename V>
   typename V::I term_sum = V::ZeroI();
   const typename V::F inverses = V::Set(inverse);
   int32_t* terms = s.terms + g * kTermRow;
-  for (int i = 0; i < s.head_dim; i += 16) {
-    typename V::I rounded[kVectors];
-    Unroll<kVectors>([&](auto v) __attribute__((always_inline)) {
-      rounded[v] = V::ToInt(V::Mul(V::Load(folded + i + v * V::kLanes), inverses));
-      term_sum = V::AddI(term_sum, rounded[v]);
-    });
-    V::StoreTerms(terms + i / 2, rounded);
-  }
+  ForChannels(
+      s.head_dim, [&](int i) __attribute__((always_inline)) {
+        typename V::I rounded[kVectors];
+        Unroll<kVectors>([&](auto v) __attribute__((always_inline)) {
+          rounded[v] = V::ToInt(V::Mul(V::Load(folded + i + v * V::kLanes), inverses));
+          term_sum = V::AddI(term_sum, rounded[v]);
+        });
+        V::StoreTerms(terms + i / 2, rounded);
+      });
   return term_sum;
 }
 

@@ -18,11 +18,15 @@ namespace certkv::cpu {
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr int32_t kInfinityBits = std::bit_cast<int32_t>(kInfinity);
 constexpr double kLn2 = 0x1.62e42fefa39efp-1;
 // Sub-blocks are chosen by their bound, in buckets of an eighth of an octave: the upper bits of the
-// float. 32 octaves below the largest everything is one bucket.
-constexpr int kBuckets = 256;
+// float. The scan's `top` says where the largest may lie, up to 5 octaves too high; 32 octaves
+// below that everything is one bucket.
+constexpr int kBucketsPerOctave = 8;
+constexpr int kBuckets = 37 * kBucketsPerOctave;
 constexpr int kBucketShift = 20;
+constexpr int16_t kOutside = -1;  // instead of a bucket: no token in the range
 // Paid for the float sums of 16 bounds (16 u), for Exp2 there and for the sums in double here.
 constexpr double kUpperInflation = 1 + 0x1p-12;
 // The first choice takes the coarse logits as they are, without their half-width, for the mass of
@@ -35,7 +39,9 @@ constexpr float kUpperLeast = 0x1p-126f;
 // The whole scratch of a read beyond that of AttendState.
 struct Scratch {
   ScanState scan;
-  int32_t* sub_blocks;  // [4 T] to be read next
+  int32_t* sub_blocks;    // [4 T] to be read next
+  int16_t* buckets;       // [4 T] of one head's sub-blocks
+  int16_t* tile_buckets;  // [T] the highest of each tile
 };
 
 Scratch LayOutScratch(const AttendArgs& args, Arena* arena) {
@@ -44,21 +50,24 @@ Scratch LayOutScratch(const AttendArgs& args, Arena* arena) {
   scratch.scan.upper = arena->Take<float>(tiles * kSubBlocksPerTile);
   scratch.scan.shrink = arena->Take<float>(tiles);
   scratch.scan.tile_ref = arena->Take<float>(tiles);
+  scratch.scan.ref = arena->Take<float>(args.group_size);
+  scratch.scan.top = arena->Take<float>(args.group_size);
   scratch.sub_blocks = arena->Take<int32_t>(int64_t{args.tile_count} * kSubBlocksPerTile);
+  scratch.buckets = arena->Take<int16_t>(int64_t{args.tile_count} * kSubBlocksPerTile);
+  scratch.tile_buckets = arena->Take<int16_t>(args.tile_count);
   return scratch;
 }
 
 // One head's choice. Masses are relative to 2^ref.
 class HeadChoice {
  public:
-  HeadChoice(const AttendState& s, const ScanState& scan, int g)
+  // Uses the scratch's buckets.
+  HeadChoice(const AttendState& s, const Scratch& scratch, int g)
       : s_(s),
-        g_(g),
-        upper_(scan.upper + int64_t{g} * s.args->tile_count * kSubBlocksPerTile),
-        shrink_(scan.shrink + int64_t{g} * s.args->tile_count),
-        tile_ref_(scan.tile_ref + int64_t{g} * s.args->tile_count) {
-    CommonReference();
-    FillBuckets();
+        buckets_(scratch.buckets),
+        tile_buckets_(scratch.tile_buckets),
+        ref_(scratch.scan.ref[g]) {
+    FillBuckets(scratch.scan, g);
   }
 
   // Skips the buckets below the cut, as many as their bounds are within ratio * (lower mass of what
@@ -72,8 +81,8 @@ class HeadChoice {
     skipped_ = 0;
     double read = mass_;
     while (cut_ < end) {
-      const double upper = skipped_ + bucket_upper_[cut_];
-      read -= bucket_mass_[cut_];
+      const double upper = skipped_ + sums_[cut_][kUpper];
+      read -= sums_[cut_][kMass];
       const double lower = guess ? kFirstChoiceMargin * std::max(read, 0.0) + base : base;
       if (!(upper * kUpperInflation <= ratio * lower)) return;
       skipped_ = upper;
@@ -85,13 +94,14 @@ class HeadChoice {
   // bits of the mask.
   int32_t List(int end, uint8_t* sub_blocks_read, int32_t* sub_blocks) const {
     int32_t count = 0;
-    for (int32_t n = kSubBlocksPerTile * s_.tile_begin; n < kSubBlocksPerTile * s_.tile_end; ++n) {
-      const float upper = upper_[n];
-      if (upper == 0) continue;  // outside the range
-      const int bucket = BucketOf(upper);
-      if (bucket < cut_ || bucket >= end) continue;
-      sub_blocks[count++] = n;
-      sub_blocks_read[n / kSubBlocksPerTile] |= static_cast<uint8_t>(1u << n % kSubBlocksPerTile);
+    for (int32_t t = s_.tile_begin; t < s_.tile_end; ++t) {
+      if (tile_buckets_[t] < cut_) continue;
+      for (int32_t b = 0; b < kSubBlocksPerTile; ++b) {
+        const int bucket = buckets_[kSubBlocksPerTile * t + b];
+        if (bucket < cut_ || bucket >= end) continue;
+        sub_blocks[count++] = kSubBlocksPerTile * t + b;
+        sub_blocks_read[t] |= static_cast<uint8_t>(1u << b);
+      }
     }
     return count;
   }
@@ -109,55 +119,62 @@ class HeadChoice {
   }
 
  private:
-  // Brings all bounds to the largest reference. Hardly ever has anything to do after the first
-  // tiles, because references have headroom.
-  void CommonReference() {
-    for (int t = s_.tile_begin; t < s_.tile_end; ++t) ref_ = std::max(ref_, tile_ref_[t]);
+  // Sums over a bucket: of the bounds, and of the same without half-widths.
+  typedef double Sums __attribute__((vector_size(16)));
+  static constexpr int kUpper = 0;
+  static constexpr int kMass = 1;
+
+  // Brings the head's bounds to its largest reference and puts them into buckets.
+  void FillBuckets(const ScanState& scan, int g) {
+    const int64_t row = int64_t{g} * s_.args->tile_count;
+    // Bits of a power of two that no bound reaches: 2^top < 2^ceil(top), 16 of them and rounding.
+    const float headroom = std::clamp(std::ceil(scan.top[g]) - ref_ + 5, -126.0f, 127.0f);
+    first_bits_ = (std::bit_cast<int32_t>(std::exp2(headroom)) >> kBucketShift) - kBuckets;
     for (int t = s_.tile_begin; t < s_.tile_end; ++t) {
-      if (tile_ref_[t] == ref_ || tile_ref_[t] == kRefNone) continue;
-      const float factor = std::exp2(std::max(tile_ref_[t] - ref_, -126.0f));  // exact
-      for (int b = 0; b < kSubBlocksPerTile; ++b) {
-        float& upper = upper_[kSubBlocksPerTile * t + b];
-        if (upper > 0) upper = std::max(upper * factor, kUpperLeast);
+      const float* upper = scan.upper + kSubBlocksPerTile * (row + t);
+      const float tile_ref = scan.tile_ref[row + t];
+      const double shrink = scan.shrink[row + t];
+      float scaled[kSubBlocksPerTile];
+      if (tile_ref != ref_) [[unlikely]] {  // hardly ever: references have headroom
+        ScaleBounds(upper, std::exp2(std::max(tile_ref - ref_, -126.0f)), scaled);
+        upper = scaled;
       }
+      int16_t highest = kOutside;
+      for (int b = 0; b < kSubBlocksPerTile; ++b) {
+        const int16_t bucket = Put(upper[b], shrink);
+        buckets_[kSubBlocksPerTile * t + b] = bucket;
+        highest = std::max(highest, bucket);
+      }
+      tile_buckets_[t] = highest;
+    }
+    for (const Sums& sums : sums_) mass_ += sums[kMass];
+  }
+
+  // A tile's bounds times a power of two, but none of a token becomes 0.
+  static void ScaleBounds(const float* upper, float factor, float* scaled) {
+    for (int b = 0; b < kSubBlocksPerTile; ++b) {
+      scaled[b] = upper[b] > 0 ? std::max(upper[b] * factor, kUpperLeast) : 0.0f;
     }
   }
 
-  void FillBuckets() {
-    float top = 0;
-    for (int32_t n = kSubBlocksPerTile * s_.tile_begin; n < kSubBlocksPerTile * s_.tile_end; ++n) {
-      if (upper_[n] < kInfinity) top = std::max(top, upper_[n]);
-    }
-    first_bits_ = static_cast<int32_t>(std::bit_cast<uint32_t>(top) >> kBucketShift) - kBuckets + 1;
-    for (int t = s_.tile_begin; t < s_.tile_end; ++t) {
-      const double shrink = shrink_[t];
-      for (int b = 0; b < kSubBlocksPerTile; ++b) {
-        const float upper = upper_[kSubBlocksPerTile * t + b];
-        if (!(upper < kInfinity)) continue;
-        const int bucket = BucketOf(upper);
-        bucket_upper_[bucket] += upper;
-        bucket_mass_[bucket] += upper * shrink;
-      }
-    }
-    for (const double mass : bucket_mass_) mass_ += mass;
-  }
-
-  int BucketOf(float upper) const {
-    if (!(upper < kInfinity)) return kBuckets;  // always read
-    const auto bits = static_cast<int32_t>(std::bit_cast<uint32_t>(upper) >> kBucketShift);
-    return std::max(bits - first_bits_, 0);
+  // Adds a bound to its bucket, which it returns.
+  int16_t Put(float upper, double shrink) {
+    const auto bits = std::bit_cast<int32_t>(upper);  // never negative
+    if (bits == 0) return kOutside;
+    if (bits >= kInfinityBits) return kBuckets;  // always read
+    const int32_t bucket = std::clamp((bits >> kBucketShift) - first_bits_, 0, kBuckets - 1);
+    const double bound = upper;
+    sums_[bucket] += Sums{bound, bound * shrink};
+    return static_cast<int16_t>(bucket);
   }
 
   const AttendState& s_;
-  const int g_;
-  float* const upper_;
-  const float* const shrink_;
-  const float* const tile_ref_;
-  float ref_ = kRefNone;
+  int16_t* const buckets_;
+  int16_t* const tile_buckets_;
+  const float ref_;
   int32_t first_bits_ = 0;
-  double bucket_upper_[kBuckets] = {};
-  double bucket_mass_[kBuckets] = {};  // without the half-widths
-  double mass_ = 0;
+  Sums sums_[kBuckets] = {};
+  double mass_ = 0;  // over all buckets
   int cut_ = kBuckets;
   double skipped_ = 0;  // sum of the bounds below the cut
 };
@@ -183,23 +200,24 @@ int32_t ReadHead(const AttendKernels& kernels, const ProgressiveArgs& args,
   uint8_t* sub_blocks_read = result.sub_blocks_read + int64_t{g} * args.read.tile_count;
   std::fill_n(sub_blocks_read, args.read.tile_count, uint8_t{0});
   const HeadStates& heads = s->heads;
-  const int32_t first_atom = ProgressiveSinkAtom(args.read) + 1;
-  HeadChoice choice(*s, scratch.scan, g);
+  HeadChoice choice(*s, scratch, g);
   // Nothing was read but the tail and the sink: their half-widths are arithmetic.
   choice.Cut(heads.mass[g], heads.ref[g], ratio, true);
-  int32_t next_atom = first_atom;
-  int end = HeadChoice::kAll;
-  while (true) {
+  int32_t next_atom = ProgressiveSinkAtom(args.read) + 1;
+  const auto read_below = [&](int end) {
     const int32_t count = choice.List(end, sub_blocks_read, scratch.sub_blocks);
     kernels.read_sub_blocks(s, g, scratch.sub_blocks, count, next_atom);
     next_atom += (count + kSubBlocksPerTile - 1) / kSubBlocksPerTile * kSubBlocksPerTile;
-    end = choice.cut();
-    if (end == 0) break;  // everything was read
+  };
+  read_below(HeadChoice::kAll);
+  const int first_cut = choice.cut();
+  if (first_cut > 0) {
     const double sink = args.read.sink_logits == nullptr ? -kInfinity : args.read.sink_logits[g];
     const double lower = LowerMass(*s, g, next_atom) +
                          (sink > -kInfinity ? std::exp(sink - double{heads.ref[g]} * kLn2) : 0.0);
     choice.Cut(lower, heads.ref[g], ratio, false);
-    if (choice.cut() == end) break;  // what is skipped is within the tolerance of what was read
+    // Reading more can only raise the lower mass: there is no third time.
+    if (choice.cut() < first_cut) read_below(first_cut);
   }
   result.skipped_lse_nat[g] = choice.SkippedLseNat();
   return next_atom;

@@ -20,12 +20,13 @@
 #define CERTKV_KERNELS_CPU_ATTEND_SCAN_H_
 
 #include <cstdint>
+#include <type_traits>
 
 #include "kernels/cpu/attend_keys.h"
 #include "kernels/cpu/attend_math.h"
+#include "kernels/cpu/attend_quad.h"
 #include "kernels/cpu/attend_state.h"
 #include "kernels/cpu/attend_unit.h"
-#include "kernels/cpu/prefetch.h"
 #include "kernels/cpu/unroll.h"
 
 namespace certkv::cpu {
@@ -37,47 +38,94 @@ inline constexpr float kScanHeadroom = 40.0f;
 // Tiles that the prefetch cursor is ahead.
 inline constexpr int kScanAhead = 2;
 
-// Makes head g's byte terms for a tile; returns its coarse half-width in nats, +infinity when the
-// logits could be out of range.
+// What FoldCoarse sums over the channels of each head.
+struct CoarseSums {
+  Quad magnitudes;  // of |x_i|
+  Quad middles;     // of q_i m_i
+  Quad lost;        // of |x_i - unit Q_i|
+};
+
+template <typename V, typename Count>
+[[gnu::always_inline]] inline CoarseSums SumsOfEach(const typename V::F* magnitudes,
+                                                    const typename V::F* middles,
+                                                    const typename V::F* lost, Count) {
+  if constexpr (std::is_same_v<Count, OneHead>) {
+    float sums[4];
+    V::ReduceAdd4(magnitudes[0], middles[0], lost[0], lost[0], sums);
+    return {Quad{sums[0]}, Quad{sums[1]}, Quad{sums[2]}};
+  }
+  return {SumOfEach<V>(magnitudes), SumOfEach<V>(middles), SumOfEach<V>(lost)};
+}
+
+// Rounds head g's x to byte terms; returns what that leaves out, in lanes.
 template <typename V>
-[[gnu::always_inline]] inline float FoldCoarse(AttendState& s, int g, float middle_norm) {
+[[gnu::always_inline]] inline typename V::F RoundByteTerms(AttendState& s, int g,
+                                                           const float* folded, float unit,
+                                                           float inverse) {
   constexpr int kVectors = 16 / V::kLanes;
-  alignas(64) float folded[kRow];
-  const FoldedRow<V> row = FoldRow<V>(s, g, folded);
-  const float max_term = V::ReduceMax(row.max);
-  // Below 2^-90 the reciprocal could overflow: terms are 0 then, and all of x is left out.
-  const bool tiny = !(max_term > 0x1p-90f);
-  const float unit = tiny ? 0.0f : max_term / kByteTermMax;
-  const typename V::F inverses = V::Set(tiny ? 0.0f : kByteTermMax / max_term);
+  const typename V::F inverses = V::Set(inverse);
   const typename V::F units = V::Set(unit);
   typename V::I term_sum = V::ZeroI();
   typename V::F lost = V::Zero();
   int32_t* terms = s.terms + g * kTermRow;
-  for (int i = 0; i < s.head_dim; i += 16) {
-    typename V::I rounded[kVectors];
-    Unroll<kVectors>([&](auto v) __attribute__((always_inline)) {
-      const typename V::F x = V::Load(folded + i + v * V::kLanes);
-      rounded[v] = V::ToInt(V::Mul(x, inverses));
-      term_sum = V::AddI(term_sum, rounded[v]);
-      lost = V::Add(lost, V::Abs(V::NegMulAdd(V::ToFloat(rounded[v]), units, x)));
-    });
-    V::StoreByteTerms(terms + i / 4, rounded);
-  }
-  float reduced[4];
-  V::ReduceAdd4(row.sum, row.middles, lost, lost, reduced);
-  s.term_unit[g] = 8 * unit;
-  s.term_base[g] = reduced[1];
+  ForChannels(
+      s.head_dim, [&](int i) __attribute__((always_inline)) {
+        typename V::I rounded[kVectors];
+        Unroll<kVectors>([&](auto v) __attribute__((always_inline)) {
+          const typename V::F x = V::Load(folded + i + v * V::kLanes);
+          rounded[v] = V::ToInt(V::Mul(x, inverses));
+          term_sum = V::AddI(term_sum, rounded[v]);
+          lost = V::Add(lost, V::Abs(V::NegMulAdd(V::ToFloat(rounded[v]), units, x)));
+        });
+        V::StoreByteTerms(terms + i / 4, rounded);
+      });
   s.term_bias[g] = -15 * V::ReduceAddI(term_sum);
+  return lost;
+}
 
-  const float sum = reduced[0];
-  const float product = s.heads.query_norm[g] * middle_norm;
-  if (!(product + 128.0f * sum <= kReachMax)) return __builtin_inff();
-  const float d = static_cast<float>(s.head_dim);
-  const float arithmetic =
-      kUnitRoundoff * ((d * (1.0f / 16) + 16.0f) * product + 24.0f * 128.0f * sum);
+// Makes the byte terms of heads [head, head + count) for a tile, count <= kQuadHeads, and writes
+// their coarse half-widths in nats, +infinity where the logits could be out of range.
+template <typename V, typename Count>
+[[gnu::always_inline]] inline void FoldCoarse(AttendState& s, int head, Count count,
+                                              float middle_norm, float* widths) {
+  alignas(64) float folded[kQuadHeads * kRow];
+  typename V::F maxima[kQuadHeads];
+  typename V::F magnitudes[kQuadHeads];
+  typename V::F middles[kQuadHeads];
+  typename V::F lost[kQuadHeads];
+  ClearFrom(count, maxima);
+  ClearFrom(count, magnitudes);
+  ClearFrom(count, middles);
+  ClearFrom(count, lost);
+  for (int h = 0; h < count; ++h) {
+    const FoldedRow<V> row = FoldRow<V>(s, head + h, folded + h * kRow);
+    maxima[h] = row.max;
+    magnitudes[h] = row.sum;
+    middles[h] = row.middles;
+  }
+  const Quad max_term = MaxOfEach<V>(maxima, count);
+  // Below 2^-90 the reciprocal could overflow: terms are 0 then, and all of x is left out.
+  const QuadInt usable = max_term > 0x1p-90f;
+  const Quad none = {};
+  const Quad unit = usable ? max_term / kByteTermMax : none;
+  const Quad inverse = usable ? kByteTermMax / max_term : none;
+  for (int h = 0; h < count; ++h) {
+    lost[h] = RoundByteTerms<V>(s, head + h, folded + h * kRow, unit[h], inverse[h]);
+  }
+  const CoarseSums sums = SumsOfEach<V>(magnitudes, middles, lost, count);
+  StoreQuad(s.term_unit + head, 8 * unit);
+  StoreQuad(s.term_base + head, sums.middles);
+
+  const Quad product = LoadQuad(s.heads.query_norm + head) * middle_norm;
+  const auto d = static_cast<float>(s.head_dim);
+  const Quad arithmetic =
+      kUnitRoundoff * ((d * (1.0f / 16) + 16.0f) * product + 24.0f * 128.0f * sums.magnitudes);
   const float cap = s.args->soft_cap * kSoftCapSlack;
-  return (sum * kCoarseHalfRange + 120.0f * reduced[2] + arithmetic + 2 * kWeightSlackNat + cap) *
-         kHalfWidthInflation;
+  const Quad width = (sums.magnitudes * kCoarseHalfRange + 120.0f * sums.lost + arithmetic +
+                      2 * kWeightSlackNat + cap) *
+                     kHalfWidthInflation;
+  const QuadInt finite = product + 128.0f * sums.magnitudes <= kReachMax;
+  StoreQuad(widths + head, finite ? width : SplatQuad(__builtin_inff()));
 }
 
 // Adds the products of kGroups groups of 8 channels to the sums of kHeads heads.
@@ -109,10 +157,11 @@ template <typename V, int kHeads, int kGroups>
   });
 }
 
-// Coarse logits of kHeads heads from `head`, of one sub-block.
+// Coarse logits of kHeads heads from `head`, of sub-block b, whose coarse plane is at `coarse`.
+// Asks for as many bytes at `ahead`, unless it is null.
 template <typename V, int kHeads>
 [[gnu::always_inline]] inline void ScanSubBlock(AttendState& s, const uint8_t* coarse, int b,
-                                                int head, Prefetcher<V>& prefetch) {
+                                                int head, const uint8_t* ahead) {
   constexpr int kVectors = kSubBlockTokens / V::kLanes;
   typename V::I wide[kHeads * kVectors];
   Unroll<kHeads * kVectors>([&](auto k) __attribute__((always_inline)) { wide[k] = V::ZeroI(); });
@@ -120,24 +169,34 @@ template <typename V, int kHeads>
   const int32_t* terms = s.terms + head * kTermRow;
   int j = 0;
   for (; j + 4 <= groups; j += 4) {
-    prefetch.KeyStep();
+    if (ahead != nullptr) {
+      Unroll<4>([&](auto i) __attribute__((always_inline)) { V::Prefetch(ahead + 64 * (j + i)); });
+    }
     ScanGroups<V, kHeads, 4>(coarse + 64 * j, terms + 2 * j, wide);
   }
-  if (j < groups) ScanGroups<V, kHeads, 2>(coarse + 64 * j, terms + 2 * j, wide);
-  Unroll<kHeads * kVectors>([&](auto k) __attribute__((always_inline)) {
-    const int g = head + k / kVectors;
-    const typename V::I twice = V::AddI(wide[k], wide[k]);
-    const typename V::I sum = V::AddI(twice, V::SetI(s.term_bias[g]));
-    V::Store(s.scores + g * kTileTokens + b * kSubBlockTokens + k % kVectors * V::kLanes,
-             V::MulAdd(V::ToFloat(sum), V::Set(s.term_unit[g]), V::Set(s.term_base[g])));
+  if (j < groups) {
+    if (ahead != nullptr) V::Prefetch(ahead + 64 * j);
+    ScanGroups<V, kHeads, 2>(coarse + 64 * j, terms + 2 * j, wide);
+  }
+  Unroll<kHeads>([&](auto h) __attribute__((always_inline)) {
+    const int g = head + h;
+    float* scores = s.scores + g * kTileTokens + b * kSubBlockTokens;
+    const typename V::I bias = V::SetI(s.term_bias[g]);
+    const typename V::F unit = V::Set(s.term_unit[g]);
+    const typename V::F base = V::Set(s.term_base[g]);
+    Unroll<kVectors>([&](auto v) __attribute__((always_inline)) {
+      const typename V::I half = wide[h * kVectors + v];
+      const typename V::I sum = V::AddI(V::AddI(half, half), bias);
+      V::Store(scores + v * V::kLanes, V::MulAdd(V::ToFloat(sum), unit, base));
+    });
   });
 }
 
-// From a tile's coarse logits to the bounds of its sub-blocks. `ref` is the head's running
-// reference.
+// From a tile's coarse logits to the bounds of its sub-blocks. `ref` and `top` are the head's
+// running reference and its largest exponent.
 template <typename V>
 [[gnu::always_inline]] inline void BoundSubBlocks(AttendState& s, const ScanState& scan, int g,
-                                                  int tile, float width, float* ref) {
+                                                  int tile, float width, float* ref, float* top) {
   constexpr int kPer = kSubBlockTokens / V::kLanes;
   float* scores = s.scores + g * kTileTokens;
   float* upper = scan.upper + (int64_t{g} * s.args->tile_count + tile) * kSubBlocksPerTile;
@@ -153,12 +212,13 @@ template <typename V>
       V::Store(scores + t, SoftCap<V>(V::Load(scores + t), s.args->soft_cap));
     }
   }
-  typename V::F top = V::Load(scores);
-  for (int t = V::kLanes; t < kTileTokens; t += V::kLanes) {
-    top = V::Max(top, V::Load(scores + t));
-  }
+  typename V::F largest = V::Load(scores);
+  Unroll<kTileTokens / V::kLanes - 1>([&](auto k) __attribute__((always_inline)) {
+    largest = V::Max(largest, V::Load(scores + (k + 1) * V::kLanes));
+  });
   const float shift = width * kLog2E;
-  const float exponent = V::ReduceMax(top) * kLog2E + shift;
+  const float exponent = V::ReduceMax(largest) * kLog2E + shift;
+  *top = exponent > *top ? exponent : *top;
   if (__builtin_expect(exponent > *ref + kScanHeadroom, 0)) *ref = __builtin_ceilf(exponent);
   const typename V::F add = V::Set(shift - *ref);
   const typename V::F least = V::Set(kExponentMin);
@@ -166,7 +226,8 @@ template <typename V>
   Unroll<kSubBlocksPerTile>([&](auto b) __attribute__((always_inline)) {
     Unroll<kPer>([&](auto v) __attribute__((always_inline)) {
       const typename V::F logits = V::Load(scores + b * kSubBlockTokens + v * V::kLanes);
-      const typename V::F weights = Exp2<V>(V::Max(V::MulAdd(logits, V::Set(kLog2E), add), least));
+      const typename V::F exponents = V::Max(V::MulAdd(logits, V::Set(kLog2E), add), least);
+      const typename V::F weights = Exp2InRange<V>(exponents);
       sums[b] = v == 0 ? weights : V::Add(sums[b], weights);
     });
   });
@@ -184,39 +245,33 @@ void ScanTiles(AttendState* state, const ScanState* scan) {
   const TileLayout& layout = *args.layout;
   const float code_centre = s.code_centre;
   s.code_centre = -0.5f;  // the middle key is the one at code 127.5
-  float refs[kGroupSizeMax];
-  for (int g = 0; g < args.group_size; ++g) refs[g] = kRefNone;
-  const int chunks = (args.group_size + V::kChunkHeads - 1) / V::kChunkHeads;
-  const int steps = chunks * kSubBlocksPerTile * (layout.head_dim / 32);
-  const int lines = static_cast<int>(layout.scan_bytes / 64 + steps - 1) / steps;
+  float widths[kHeadLanes];
+  for (int g = 0; g < args.group_size; ++g) scan->ref[g] = scan->top[g] = kRefNone;
   for (int t = s.tile_begin; t < s.tile_end; ++t) {
     const AttendTile& tile = args.tiles[t];
-    const uint8_t* next = args.tiles[t + kScanAhead < s.tile_end ? t + kScanAhead : t].scan;
-    Prefetcher<V> prefetch = {next,
-                              next + layout.scan_bytes,
-                              next,
-                              next + layout.scan_bytes,
-                              lines < kPrefetchLinesMax ? lines : kPrefetchLinesMax,
-                              0};
+    const uint8_t* ahead = args.tiles[t + kScanAhead < s.tile_end ? t + kScanAhead : t].scan;
+    for (int64_t at = 0; at < layout.coarse_offset; at += 64) V::Prefetch(ahead + at);
     const float radius = reinterpret_cast<const TileHeader*>(tile.scan)->value_radius;
     if (radius > s.value_radius) s.value_radius = radius;
     const float middle_norm = LoadScales<V>(s, tile.scan);
-    float widths[kGroupSizeMax];
-    for (int g = 0; g < args.group_size; ++g) widths[g] = FoldCoarse<V>(s, g, middle_norm);
-    const uint8_t* coarse = tile.scan + layout.coarse_offset;
+    ForQuads(
+        args.group_size, [&](int head, auto count) __attribute__((always_inline)) {
+          FoldCoarse<V>(s, head, count, middle_norm, widths);
+        });
     for (int head = 0; head < args.group_size; head += V::kChunkHeads) {
       const int left = args.group_size - head;
       WithHeads<V>(
           left < V::kChunkHeads ? left : V::kChunkHeads, [&](auto n) __attribute__((
                                                              always_inline)) {
             for (int b = 0; b < kSubBlocksPerTile; ++b) {
-              ScanSubBlock<V, decltype(n)::value>(s, coarse + b * layout.coarse_bytes, b, head,
-                                                  prefetch);
+              const int64_t plane = layout.coarse_offset + b * layout.coarse_bytes;
+              ScanSubBlock<V, decltype(n)::value>(s, tile.scan + plane, b, head,
+                                                  head == 0 ? ahead + plane : nullptr);
             }
           });
     }
     for (int g = 0; g < args.group_size; ++g) {
-      BoundSubBlocks<V>(s, *scan, g, t, widths[g], &refs[g]);
+      BoundSubBlocks<V>(s, *scan, g, t, widths[g], &scan->ref[g], &scan->top[g]);
     }
   }
   s.code_centre = code_centre;

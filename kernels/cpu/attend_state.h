@@ -96,13 +96,15 @@ struct AttendState {
   float* tile_ref;             // [G][T] reference of the sum in result->tile_value_error
 };
 
-// What the coarse scan of a progressive read leaves, G = group_size, T = tile_count. Bounds are
-// relative to 2^scan_ref.
+// What the coarse scan of a progressive read leaves, G = group_size, T = tile_count. A tile's
+// bounds are relative to 2^tile_ref.
 struct ScanState {
   float* upper;     // [G][4 T] per sub-block: bound on sum 2^(l log2(e)); 0 outside the range,
                     // +infinity where the coarse logits say nothing
   float* shrink;    // [G][T] 2^(-c log2(e)) of the tile's coarse half-width c
-  float* tile_ref;  // [G][T] log2 units, integers
+  float* tile_ref;  // [G][T] log2 units, integers; kRefNone where the bounds are +infinity
+  float* ref;       // [G] the largest tile_ref
+  float* top;       // [G] log2 units: no bound is above 16 * 2^top, but for its rounding
 };
 
 // The kernels of one instruction set.

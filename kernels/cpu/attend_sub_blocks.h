@@ -86,7 +86,10 @@ template <typename V>
   const TileLayout& layout = *s.args->layout;
   const AttendTile& tile = s.args->tiles[sub_block / kSubBlocksPerTile];
   const int b = sub_block % kSubBlocksPerTile;
-  for (int64_t at = 0; at < layout.coarse_offset; at += 64) V::Prefetch(tile.scan + at);
+  for (int64_t at = 0; at < layout.coarse_offset; at += 128) {  // an odd number: one line more
+    V::Prefetch(tile.scan + at);
+    V::Prefetch(tile.scan + at + 64);
+  }
   V::Prefetch(tile.detail + layout.value_scale_offset);
   V::Prefetch(tile.detail + layout.value_scale_offset + kTileTokens);
   const uint8_t* coarse = tile.scan + layout.coarse_offset + b * layout.coarse_bytes;

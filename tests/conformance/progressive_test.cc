@@ -122,6 +122,36 @@ TEST_P(ProgressiveTest, ReadsNearlyAllOfWhatIsEqual) {
   }
 }
 
+// The scan's references are raised, and the bounds of tiles before it brought to the last one.
+TEST_P(ProgressiveTest, CoversTheTruthWhereLogitsRiseOrFallByHundredsOfNatsFromTileToTile) {
+  constexpr int32_t kTiles = 12;
+  SequenceShape shape;
+  shape.tile_count = kTiles;
+  shape.tail_count = 0;
+  const CacheSpec spec = SpecOfShape(shape);
+  for (const float step_nat : {-200.0f, -30.0f, -2.0f, 2.0f, 30.0f, 200.0f}) {
+    SCOPED_TRACE(step_nat);
+    std::vector<uint16_t> keys(int64_t{kTiles} * kTileTokens * shape.head_dim);
+    std::vector<uint16_t> values(keys.size());
+    const float scale = std::sqrt(static_cast<float>(shape.head_dim));
+    for (size_t k = 0; k < keys.size(); ++k) {
+      const auto tile = static_cast<float>(k / (kTileTokens * shape.head_dim));
+      const float noise = static_cast<float>(k * 7919 % 101) / 100 - 0.5f;
+      keys[k] = FloatToF16((tile - kTiles / 2.0f) * step_nat / scale + noise);
+      values[k] = FloatToF16(static_cast<float>(k * 104729 % 211) / 100 - 1);
+    }
+    SequenceCase sequence(shape, spec, keys.data(), shape.head_dim, values.data(), shape.value_dim,
+                          int64_t{kTiles} * kTileTokens, Backend::kReference);
+    sequence.SetQueries(std::vector<float>(shape.group_size * shape.head_dim, 1.0f));
+    ProgressiveTally tally;
+    ASSERT_NO_FATAL_FAILURE(Add(sequence, 0.1f, &tally));
+    EXPECT_EQ(tally.violations(), 0) << tally.Summary();
+    const bool steep = std::fabs(step_nat) > 2;  // one tile has it all
+    EXPECT_LE(tally.ShareRead(), steep ? 1.01 / kTiles : 1.0) << tally.Summary();
+    EXPECT_GE(tally.ShareRead(), 0.5 / kTiles) << tally.Summary();
+  }
+}
+
 TEST_P(ProgressiveTest, HoldsForOutliersAHundredTimesAsLargeDenormalsAndHugeNumbers) {
   for (const Content content : {Content::kOutlier, Content::kDenormal, Content::kHuge}) {
     for (const float factor : {1.0f, 100.0f}) {
