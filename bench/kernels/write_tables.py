@@ -3,8 +3,9 @@
 
 usage: write_tables.py [--check] RESULTS_FOLDER MARKDOWN
 
-Replaces what stands between each line `<!-- NAME -->` (reads, targets, progressive, peers, other,
-lengths, parts) and the next `<!-- end -->`. --check changes nothing and fails when a table isn't what the results say.
+Replaces what stands between each line `<!-- NAME -->` (reads, targets, progressive, peers, the same of
+the other CPU, other, lengths, parts) and the next `<!-- end -->`. --check changes nothing and fails when a
+table isn't what the results say.
 """
 import pathlib
 import sys
@@ -65,38 +66,48 @@ def part_table(rows):
     return lines
 
 
-def target_row(what, targets, values, form, at_least):
+def target_row(what, targets, values_by_cpu, form, at_least):
     """One line of the targets, each value compared as it is printed."""
     def is_reached(value, target):
         rounded = float(format(value, form))
         return rounded >= target if at_least else rounded <= target
 
-    reached = " / ".join("yes" if is_reached(value, target) else "no"
-                         for value, target in zip(values, targets))
     wanted = " / ".join(f"{target:g}" for target in targets)
-    return f"| {what} | {'' if at_least else '≤ '}{wanted} | {join(values, form)} | {reached} |"
+    cells = []
+    for values in values_by_cpu:
+        reached = " / ".join("yes" if is_reached(value, target) else "no"
+                             for value, target in zip(values, targets))
+        cells.append(f"{join(values, form)} | {reached}")
+    return f"| {what} | {'' if at_least else '≤ '}{wanted} | {' | '.join(cells)} |"
 
 
-def target_table(kernels, progressive, peers):
+def target_table(runs):
+    """The targets beside each CPU's kernels, progressive reads and peers."""
     def dense(name, key, scale=1):
-        return [kernels[f"attend/{name}/G{group}"][key] * scale for group in GROUPS]
+        return [[kernels[f"attend/{name}/G{group}"][key] * scale for group in GROUPS]
+                for kernels, _, _ in runs]
 
-    q4 = [peers[f"peer/ggml/Q8_0-Q4_0/G{group}"]["ratio_of_k8v4_to_it"] for group in GROUPS]
+    def step(name, key):
+        return [[kernels[name][key]] for kernels, _, _ in runs]
+
+    skipping = [[progressive[f"progressive/G{group}"]["ratio_to_fp16"] for group in GROUPS]
+                for _, progressive, _ in runs]
+    q4 = [[peers[f"peer/ggml/Q8_0-Q4_0/G{group}"]["ratio_of_k8v4_to_it"] for group in GROUPS]
+          for _, _, peers in runs]
     return [
-        "| what, AVX2, d = 128 | target | here | reached |", "|---|---|---|---|",
+        "| what, AVX2, d = 128 | target | EPYC | reached | Skylake | reached |",
+        "|---|---|---|---|---|---|",
         target_row("`K8V4` with certificate ÷ own F16, G = 1 / 4 / 8", (2.1, 1.3, 1.2),
                    dense("K8V4", "ratio_to_fp16"), ".2f", True),
         target_row("`K8V8`, G = 1 / 4 / 8", (1.7, 1.3, 1.2), dense("K8V8", "ratio_to_fp16"), ".2f",
                    True),
         target_row("certificate of `K8V4`, % of the read, G = 1 / 4 / 8", (5, 5, 5),
                    dense("K8V4", "certificate_cost", 100), ".0f", False),
-        target_row("progressive read, 10 % read, G = 1 / 4 / 8", (4, 2, 2),
-                   [progressive[f"progressive/G{group}"]["ratio_to_fp16"] for group in GROUPS],
-                   ".2f", True),
+        target_row("progressive read, 10 % read, G = 1 / 4 / 8", (4, 2, 2), skipping, ".2f", True),
         target_row("finishing step, 8,192 atoms, µs per query", (15,),
-                   [kernels["finish/K8V4/tolerance_0.2"]["microseconds"]], ".0f", False),
+                   step("finish/K8V4/tolerance_0.2", "microseconds"), ".0f", False),
         target_row("sealing `K8V4`, GB/s of 16-bit input, one core", (3.5,),
-                   [kernels["seal/K8V4"]["gigabytes_per_second"]], ".1f", True),
+                   step("seal/K8V4", "gigabytes_per_second"), ".1f", True),
         target_row("`K8V4` ÷ ggml's `Q8_0` keys and `Q4_0` values, G = 1 / 4 / 8", (5, 5, 5), q4,
                    ".2f", True),
     ]
@@ -141,18 +152,22 @@ def main():
     if len(arguments) != 2 + check:
         sys.exit(__doc__)
     folder, markdown = pathlib.Path(arguments[-2]), pathlib.Path(arguments[-1])
-    kernels, progressive, peers, skylake = (
-        load_rows(folder, name)
-        for name in ("kernels", "progressive", "peers", "kernels-skylake"))
+    kernels, progressive, peers = epyc = [
+        load_rows(folder, name) for name in ("kernels", "progressive", "peers")]
+    skylake = [load_rows(folder, f"{name}-skylake") for name in ("kernels", "progressive", "peers")]
+    steps = load_rows(folder, "steps-skylake")
+    skylake[0].update({name: row for name, row in steps.items() if not name.startswith("attend/")})
     text = markdown.read_text(encoding="utf-8")
     text = replace(text, "reads", read_table(kernels, 128) + [""] + read_table(kernels, 64))
-    text = replace(text, "targets", target_table(kernels, progressive, peers))
+    text = replace(text, "targets", target_table([epyc, skylake]))
     text = replace(text, "progressive", progressive_table(progressive))
+    text = replace(text, "progressive-skylake", progressive_table(skylake[1]))
     text = replace(text, "peers", peer_table(peers))
+    text = replace(text, "peers-skylake", peer_table(skylake[2]))
     text = replace(text, "other", [line for dim in (128, 64, 256)
-                                   for line in read_table(skylake, dim) + [""]][:-1])
-    text = replace(text, "lengths", length_table(skylake))
-    text = replace(text, "parts", part_table(skylake))
+                                   for line in read_table(skylake[0], dim) + [""]][:-1])
+    text = replace(text, "lengths", length_table(skylake[0]))
+    text = replace(text, "parts", part_table(skylake[0]))
     write(markdown, text, check)
 
 
