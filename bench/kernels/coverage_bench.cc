@@ -34,6 +34,8 @@ ABSL_FLAG(std::string, weights_from, "",
           "trace to choose weights from; empty: every other run of 8 queries of the trace itself, "
           "and the rest is measured");
 ABSL_FLAG(int32_t, every, 1, "use every so many-th query position");
+ABSL_FLAG(bool, exact_arithmetic, false,
+          "read with the reference: no rounding of queries and weights, all sums in double");
 ABSL_FLAG(std::string, json, "", "file to write the results to");
 
 namespace certkv::bench {
@@ -50,6 +52,10 @@ struct Coverage {
   double bound_sum = 0;
   double true_sum = 0;
 };
+
+Backend ReadBackend() {
+  return absl::GetFlag(FLAGS_exact_arithmetic) ? Backend::kReference : Backend::kCpu;
+}
 
 // Does a query of the trace choose weights, instead of being measured?
 bool ChoosesWeights(int32_t query_index) {
@@ -71,9 +77,9 @@ void AddReads(SequenceCase* sequence, const cli::Trace& trace, int32_t layer, in
     sequence->SetRange(0, int64_t{trace.query_positions()[i]} + 1);
     const AttendArgs& args = sequence->args();
     ReadResult result(args);
-    result.Run(Backend::kCpu, args);
+    result.Run(ReadBackend(), args);
     for (int g = 0; g < args.group_size; ++g) {
-      const Certificate certificate = FinishHead(Backend::kCpu, args, g, result, 0, &workspace);
+      const Certificate certificate = FinishHead(ReadBackend(), args, g, result, 0, &workspace);
       const HeadAttention exact = AttendExactly(original, args, g);
       const HeadAttention quantized = AttendExactly(served, args, g);
       AddHead(args, g, result, certificate, exact, quantized, &coverage->tally);
@@ -174,6 +180,7 @@ int Main() {
   nlohmann::json report = DescribeRun();
   report["model"] = (*trace)->model();
   report["layers"] = (*trace)->layer_count();
+  report["exact_arithmetic"] = absl::GetFlag(FLAGS_exact_arithmetic);
   report["tokens"] = (*trace)->token_count();
   report["weights_from"] = absl::GetFlag(FLAGS_weights_from).empty()
                                ? "every other run of 8 queries of the trace"
