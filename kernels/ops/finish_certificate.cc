@@ -64,13 +64,14 @@ absl::Status FinishCertificate(Backend backend, const FinishArgs& args, FinishWo
     kept.tv_tolerance = 0;  // as tight as it can
   }
   bool masses_known = tv >= 0;  // the CPU's bound has looked
+  const bool left_to_reference = backend == Backend::kCpu && !masses_known;
   if (!masses_known) {
-    // The reference, or numbers that floats can't say anything about.
     masses_known = reference::MassesAreKnown(args);
     tv = reference::BoundTv(kept, workspace);
   }
   reference::CompleteCertificate(args, masses_known, share,
                                  share > 0 ? MixWithSkipped(share, tv) : tv, certificate);
+  certificate->left_to_reference = left_to_reference;
   return absl::OkStatus();
 }
 

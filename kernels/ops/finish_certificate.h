@@ -36,6 +36,9 @@ struct Certificate {
   float value_term = 0.0f;          // sum p^ eta, value units
   float output_error_bound = 0.0f;  // value_term + 2 worst_case_tv R_v + rounding_term
   float value_radius = 0.0f;        // R_v
+  // kCpu: floats could say nothing, so that the reference bounded worst_case_tv, in double and
+  // slowly: more than 2^17 atoms, or numbers that aren't finite.
+  bool left_to_reference = false;
 };
 
 // Scratch of one thread, reused between calls; grows to the largest read seen, then never

@@ -30,6 +30,7 @@ struct CertifierCounters {
   std::atomic<int64_t> repair_bytes{0};   // originals read again for repairs
   std::atomic<int64_t> attend_passes{0};  // calls of the attention kernel
   std::atomic<int64_t> device_passes{0};  // of these, by a GPU
+  std::atomic<int64_t> slow_finishes{0};  // certificates that were left to the reference
   // Progressive reads. Tokens are counted per query head, of reads answered.
   std::atomic<int64_t> skipping_heads{0};     // heads that skipped tokens
   std::atomic<int64_t> skip_misses{0};        // times a head skipped too much and read more

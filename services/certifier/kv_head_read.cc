@@ -249,6 +249,7 @@ absl::Status KvHeadRead::Finish(FinishArgs finish_args, int32_t pass_index, floa
   finish_args.tv_tolerance = plan_.snapshot.tv_budget() == nullptr ? tolerances.tv_tolerance : 0.0f;
   Certificate finished;
   CERTKV_RETURN_IF_ERROR(kernels_.finish(finish_args, &workspace_->finish, &finished));
+  if (finished.left_to_reference) counters_->slow_finishes.fetch_add(1, std::memory_order_relaxed);
   certificate->worst_case_tv = finished.worst_case_tv;
   certificate->value_term = finished.value_term;
   certificate->output_error_bound = finished.output_error_bound;
@@ -258,6 +259,9 @@ absl::Status KvHeadRead::Finish(FinishArgs finish_args, int32_t pass_index, floa
     // It may have stopped at tv_tolerance while the output's limit needs less.
     finish_args.tv_tolerance = 0;
     CERTKV_RETURN_IF_ERROR(kernels_.finish(finish_args, &workspace_->finish, &finished));
+    if (finished.left_to_reference) {
+      counters_->slow_finishes.fetch_add(1, std::memory_order_relaxed);
+    }
     certificate->worst_case_tv = finished.worst_case_tv;
     certificate->output_error_bound = finished.output_error_bound;
   }

@@ -41,6 +41,9 @@ constexpr MetricInfo kInfos[] = {
     {"certkv_certifier_device_passes_total", MetricKind::kCounter, "result",
      "Calls of the attention kernel that a GPU was to run: done there, or done by the host for the "
      "reason that is named; only with certifier.device"},
+    {"certkv_certifier_slow_finishes_total", MetricKind::kCounter, "",
+     "Certificates that the fast finishing step left to the slow one: reads of more than 131,072 "
+     "atoms, and numbers that aren't finite"},
     {"certkv_certifier_tiles_verified_total", MetricKind::kCounter, "what",
      "Tiles whose checksums were recomputed, of quantized records or of originals"},
     {"certkv_certifier_errors_total", MetricKind::kCounter, "reason",
@@ -103,6 +106,7 @@ void CollectCertifierMetrics(const CertifierCounters& counters, int32_t view_cou
       sink->Add(device, static_cast<double>(count), {{"result", reason}});
     }
   }
+  sink->Add("certkv_certifier_slow_finishes_total", Load(counters.slow_finishes));
   sink->Add("certkv_certifier_tiles_verified_total", Load(counters.tiles_verified),
             {{"what", "quantized"}});
   sink->Add("certkv_certifier_tiles_verified_total", Load(counters.originals_verified),

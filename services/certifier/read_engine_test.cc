@@ -8,6 +8,7 @@
 #include <limits>
 #include <random>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "kernels/core/status.h"
@@ -426,6 +427,25 @@ TEST(ReadEngineTest, RecertifiedNumbersMatchTheReference) {
   EXPECT_THAT(f.checker.violations(), IsEmpty());
   EXPECT_GT(compared, 20);
   EXPECT_GT(repaired, 0);
+}
+
+// Which the fast finishing step leaves to the slow one is said by its metric alone.
+TEST(ReadEngineTest, CountsCertificatesThatAreLeftToTheReference) {
+  const CacheSpec spec = SmallSpec(1, 2, 2, 64);
+  ReadFixture fast(spec, 64 * 4 + 20, TestLease(kLoose));
+  ASSERT_TRUE(fast.ReadLast().ok());
+  EXPECT_EQ(fast.checker.counters().slow_finishes, 0);
+
+  ReadKernels kernels = KernelsOf(Backend::kCpu);
+  kernels.finish = [](const FinishArgs& args, FinishWorkspace* workspace,
+                      Certificate* certificate) {
+    const absl::Status status = FinishCertificate(Backend::kCpu, args, workspace, certificate);
+    certificate->left_to_reference = true;
+    return status;
+  };
+  ReadFixture slow(spec, 64 * 4 + 20, TestLease(kLoose), 1.0f, std::move(kernels));
+  ASSERT_TRUE(slow.ReadLast().ok());
+  EXPECT_EQ(slow.checker.counters().slow_finishes, 4);  // two KV heads of two query heads
 }
 
 }  // namespace

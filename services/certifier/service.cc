@@ -201,6 +201,7 @@ void CertifierServer::Core::LogCounters() {
        {"repair_bytes", counters_.repair_bytes.load()},
        {"attend_passes", counters_.attend_passes.load()},
        {"device_passes", counters_.device_passes.load()},
+       {"slow_finishes", counters_.slow_finishes.load()},
        {"skipping_heads", counters_.skipping_heads.load()},
        {"skip_misses", counters_.skip_misses.load()},
        {"unskippable_heads", counters_.unskippable_heads.load()},
