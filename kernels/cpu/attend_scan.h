@@ -35,7 +35,7 @@ inline constexpr float kByteTermMax = 127.0f;
 inline constexpr float kCoarseHalfRange = 8 + 0x1p-14f;
 // Weights may exceed the reference by this many powers of two before it is raised.
 inline constexpr float kScanHeadroom = 40.0f;
-// Tiles that the prefetch cursor is ahead.
+// How many tiles ahead a scan asks for.
 inline constexpr int kScanAhead = 2;
 
 // What FoldCoarse sums over the channels of each head.
@@ -79,7 +79,8 @@ template <typename V>
         });
         V::StoreByteTerms(terms + i / 4, rounded);
       });
-  s.term_bias[g] = -15 * V::ReduceAddI(term_sum);
+  // Without sign, because terms of logits that overflow are arbitrary (their width is infinite).
+  s.term_bias[g] = static_cast<int32_t>(-15u * static_cast<uint32_t>(V::ReduceAddI(term_sum)));
   return lost;
 }
 
